@@ -58,7 +58,7 @@ from echelon.api.converting import ImportedRun
 from echelon.api.exporting import ExportedWeights
 from echelon.config.files.times_file import TimesFile
 from echelon.parallel.threads.module import ThreadedModule
-from echelon.planner.answer.estimated import EstimatedPlan
+from echelon.planner.answer.answer import EstimatedPlan
 from echelon.planner.explain.compare import PlanComparison
 from echelon.proof.bisect.verdict import Bisection
 from echelon.proof.verdict import Proof

@@ -35,7 +35,7 @@ from bench.accuracy.written import write_constants
 from echelon.cost.fit.solver import Constant, ConstantValues, Groups, fit
 from echelon.cost.inputs.cost_inputs import CostInputs
 from echelon.cost.seconds.step import step_seconds
-from echelon.planner.explain.bands import device_family
+from echelon.planner.predict.bands import device_family
 from echelon.planner.predict.residuals import UNKNOWN
 
 # Names of fields, how low and how high they can be, and how sure a value of the catalogue is (the

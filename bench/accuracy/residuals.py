@@ -30,8 +30,8 @@ from bench.accuracy.published.rows import read_rows
 from echelon.cost.fit.solver import ConstantValues
 from echelon.cost.inputs.cost_inputs import CostInputs
 from echelon.cost.peak.fullest_rank import fullest_rank_bytes
-from echelon.planner.explain.nearest_run import num_parameters
 from echelon.planner.predict.estimate import EXACT
+from echelon.planner.predict.nearest_run import num_parameters
 from echelon.planner.predict.residuals import UNKNOWN
 
 

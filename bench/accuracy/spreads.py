@@ -18,8 +18,8 @@ import numpy as np
 
 import echelon
 from bench.accuracy.residuals import LeftOut
-from echelon.planner.explain.bands import ALLOCATORS, NEAR
-from echelon.planner.explain.nearest_run import FILE, MeasuredRun, power_of_two
+from echelon.planner.predict.bands import ALLOCATORS, NEAR
+from echelon.planner.predict.nearest_run import FILE, MeasuredRun, power_of_two
 
 PREDICT = Path(echelon.__file__).parent / "planner" / "predict"
 MODULE = PREDICT / "residuals.py"
@@ -34,7 +34,7 @@ left out of its fits. STEP: of dense models and of mixtures of experts, by train
 far the logarithm of a step's seconds is off where a run's publisher was left out; LEFT_OUT: where
 its trainer was, or its device. HELD: between which factors bytes lie that are not counted. PAIRS:
 by how much the ratio of two plans' seconds is off, in logarithms, where predictions are near and
-where they are far. `planner/explain/bands.py` reads this.
+where they are far. `planner/predict/bands.py` reads this.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 
 from bench.planner_speed.calculon import calculon_plans_per_s
-from echelon.planner.predict.formulas import OptionTables, VectorizedFormulas
+from echelon.planner.search.formulas import OptionTables, VectorizedFormulas
 from echelon.planner.search.legal_meshes import Legality, legal_meshes
 from echelon.planner.search.request import make_request
 from echelon.planner.search.search import search

@@ -27,7 +27,7 @@ from echelon.models.counter_random import initial_values
 from echelon.models.decoder import Decoder
 from echelon.parallel.storage.weights import Shard
 from echelon.proof.subject import ProofBatch, StepRecord
-from echelon.training.optimizer.learning_rate import learning_rate
+from echelon.training.optimizer.step import learning_rate
 
 Losses = dict[tuple[int, int], tuple[float, int]]
 """(data rank, microbatch) -> (sum of token losses, counted tokens)."""

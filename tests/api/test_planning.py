@@ -16,7 +16,7 @@ from echelon.core.errors import ConfigError
 from echelon.launch import gpus
 from echelon.launch.gpus import DriverGpus
 from echelon.launch.local.rank_processes import RankProcesses
-from echelon.planner.recommend import sizes as sizes_of_models
+from echelon.planner.recommend import recommend as sizes_of_models
 from echelon.planner.search import search as searching
 
 

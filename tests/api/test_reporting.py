@@ -9,9 +9,9 @@ import pytest
 
 import echelon as ec
 from echelon.core.errors import ConfigError
+from echelon.page.documents.plan import plan_page
+from echelon.page.documents.run import run_page
 from echelon.page.html import page_html
-from echelon.page.plan import plan_page
-from echelon.page.run import run_page
 from tests.page.test_run import steps, written
 
 FIGURES = ["memory.svg", "step.svg"]

@@ -8,7 +8,7 @@ from echelon.config.load import load_job
 from echelon.config.plan_view import plan_settings, view_from_plan
 from echelon.config.rules.finders import FINDERS, PLAN_FINDERS
 from echelon.config.rules.violations import find_problems
-from echelon.config.settings.value_types import toml_text
+from echelon.core.settings.value_types import toml_text
 
 
 @pytest.mark.quick("gpt2-sets3", "toy-experts-sets1", "nano-sets0")

@@ -10,8 +10,8 @@ from pathlib import Path
 import echelon as ec
 from echelon.config.load import load_job
 from echelon.core.notebook import NotebookViews
+from echelon.page.documents.plan import plan_page
 from echelon.page.drawn.static import static_html
-from echelon.page.plan import plan_page
 
 SOURCE = Path(ec.__file__).parent
 
@@ -44,7 +44,8 @@ def test_every_record_with_a_view_has_one_on_the_page() -> None:
         text = file.read_text(encoding="utf-8")
         asked |= set(re.findall(r'NOTEBOOK_VIEWS\.html\("(\w+)"', text))
         registered |= set(re.findall(r'NOTEBOOK_VIEWS\.register\("(\w+)"\)', text))
-    assert asked == registered == {"plan", "proof", "rehearsal", "comparison", "summary"}
+    views = {"plan", "answer", "sizes", "proof", "rehearsal", "comparison", "summary"}
+    assert asked == registered == views
 
 
 def test_a_notebook_needs_no_import_but_echelon() -> None:

@@ -14,7 +14,7 @@ from echelon.core.strided_groups import (
     expert_shard_groups,
     shard_groups,
 )
-from echelon.layout.secondary import ranks_per_node
+from echelon.layout.data_groups import ranks_per_node
 
 
 def test_ranks_of_a_group_on_each_node_are_those_of_its_list() -> None:

@@ -19,10 +19,10 @@ from echelon.cli.main import main
 from echelon.config.cluster.calibration import CALIBRATION_SETTINGS
 from echelon.config.cluster.file import CLUSTER_SETTINGS, LINK_SETTINGS
 from echelon.config.cluster.links import link_presets
-from echelon.config.settings.schema import SETTINGS, tables
-from echelon.config.settings.value_types import Setting, toml_text
+from echelon.config.schema import SETTINGS, tables
 from echelon.core.rulebook import areas
 from echelon.core.rules import Rule
+from echelon.core.settings.value_types import Setting, toml_text
 from tests.docs.reference.api import api_page
 from tests.docs.reference.decisions import decisions_page
 from tests.docs.reference.families import families_page

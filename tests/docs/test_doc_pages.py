@@ -11,9 +11,9 @@ import pytest
 from echelon.cli.app import COMMANDS
 from echelon.config.cluster.settings import read_typed_cluster
 from echelon.config.entries import flatten
-from echelon.config.settings.schema import SETTINGS
-from echelon.config.settings.value_types import Quantity
+from echelon.config.schema import SETTINGS
 from echelon.core.rulebook import all_rules
+from echelon.core.settings.value_types import Quantity
 from tests.docs.doc_pages import (
     EXAMPLE_CLUSTER,
     PAGES,

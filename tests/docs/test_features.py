@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from echelon.config.settings.schema import SETTINGS
+from echelon.config.schema import SETTINGS
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
 from echelon.schedule.build import SCHEDULES
 from tests.docs.features import CONTEXT, FEATURES, PAGES, PIPELINES, Page

@@ -10,8 +10,7 @@ from typing import Any
 
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError, Problem
-from echelon.interop.import_report import imported_toml
-from echelon.interop.importer import Imported, import_file, parse_keys
+from echelon.interop.importer import Imported, import_file, imported_toml, parse_keys
 from echelon.interop.key_reader import KeyOutcome
 from echelon.interop.tools import ToolName
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.config.settings.schema import SETTINGS, tables
+from echelon.config.schema import SETTINGS, tables
 from echelon.interop.abilities import KeyRule, tool_tables
 from echelon.interop.key_reader import KINDS
 from echelon.interop.tools import TOOLS, abilities_of_trainer

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from echelon.config.entries import merge
 from echelon.config.setting_layers import gather_layers
-from echelon.config.settings.value_types import toml_text
 from echelon.core.rulebook import all_rules
+from echelon.core.settings.value_types import toml_text
 from echelon.interop.import_context import import_context
 from echelon.interop.key_reader import KeyReader
 from echelon.interop.tools import TOOLS, ToolName

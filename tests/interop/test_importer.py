@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from echelon.core.errors import ConfigError
-from echelon.interop.importer import detect_tool, import_file
+from echelon.interop.importer import detect_tool, import_file, imported_toml, mapping_rows
+from tests.interop.imports import Imports, zero
 
 
 @pytest.mark.parametrize(
@@ -51,3 +53,18 @@ def test_a_file_without_a_dtype_is_of_fp32_on_any_device(tmp_path: Path) -> None
     assert found.job.plan.mathematics.precision.parameters == "fp32"
     assert found.settings["precision.parameters"].value == "fp32"
     assert "parameters in fp32: the file names no dtype" in found.assumptions
+
+
+def test_each_setting_names_its_key_and_each_key_stands_once(tmp_path: Path) -> None:
+    imported = Imports(tmp_path, "deepspeed")
+    found = imported({**zero(2), "train_batch_size": 16, "steps_per_print": 5}, ranks=4)
+    text = imported_toml(found, tmp_path)
+    assert "(DeepSpeed)" in text.splitlines()[0]
+    run = tomllib.loads(text)
+    assert run["extends"] == "nano"
+    assert run["zero"]["stage"] == 2
+    assert "# zero_optimization.stage" in text
+    rows = list(mapping_rows(found))
+    named = [key for key, *_ in rows if key]
+    assert len(named) == len(set(named))
+    assert ("steps_per_print", "5", "observe.log_every = 5", "steps between step lines") in rows

@@ -10,9 +10,9 @@ import pytest
 from echelon.config.cluster.file import cluster_toml
 from echelon.config.load import load_job
 from echelon.config.plan_view import plan_settings
-from echelon.config.settings.value_types import toml_text
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
+from echelon.core.settings.value_types import toml_text
 from echelon.interop.export import export_plan
 from echelon.interop.plan_settings import needed_settings, resolve_settings, shortest_model
 from tests.interop.plans import job_of

@@ -20,7 +20,7 @@ from echelon.launch.environment import (
     wanted_port,
     zero_stage_asked_of_accelerate,
 )
-from echelon.launch.gpu_variables import dump_environment
+from echelon.launch.gpus import dump_environment
 
 TORCHRUN = {
     "RANK": "5",

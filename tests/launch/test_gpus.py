@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pynvml
 import pytest
 
 from echelon.launch import gpus
-from echelon.launch.gpus import DriverGpus, OwnCluster, find_driver_gpus, own_cluster
+from echelon.launch.environment import local_environment
+from echelon.launch.gpus import (
+    GPU_DEFAULTS,
+    DriverGpus,
+    OwnCluster,
+    dump_environment,
+    find_driver_gpus,
+    gpu_environment,
+    own_cluster,
+)
 
 GB = 10**9
 
@@ -52,3 +62,25 @@ def test_most_gpus_of_a_kind_are_the_cluster(
     found = DriverGpus(driver="1", gpus=tuple((name, 80 * GB) for name in names))
     monkeypatch.setattr(gpus, "find_driver_gpus", lambda: found)
     assert own_cluster() == wanted
+
+
+def test_ranks_on_gpus_get_what_the_user_has_not_said_by_any_name() -> None:
+    defaults = gpu_environment({})
+    assert defaults == {one.name: one.value for one in GPU_DEFAULTS}
+    assert defaults["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    for one in GPU_DEFAULTS:
+        for name in (one.name, *one.other_names):
+            assert gpu_environment({name: "mine"}).keys() == defaults.keys() - {one.name}
+    assert local_environment(2, {}).keys().isdisjoint(defaults)
+    asked = {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}
+    given = local_environment(2, asked, backend="nccl")
+    assert given.keys() >= defaults.keys() - {"PYTORCH_ALLOC_CONF"}
+    assert "PYTORCH_ALLOC_CONF" not in given
+
+
+def test_nccl_dumps_into_the_logs_unless_told_otherwise(tmp_path: Path) -> None:
+    expected = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/nccl-rank-"}
+    assert dump_environment(tmp_path, "nccl", {}) == expected
+    assert dump_environment(tmp_path, "gloo", {}) == {}
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        assert dump_environment(tmp_path, "nccl", {name: "/elsewhere/rank"}) == {}

@@ -9,22 +9,26 @@ import pytest
 from hypothesis import given, settings
 
 from echelon.core.axis import LOSS_AXES
+from echelon.core.model_shape import LatentAttention
 from echelon.core.parameters import parameters
 from echelon.core.plan import Optimizer, Plan, Zero, ZeroStage
 from echelon.layout.buckets import (
     FIRST_BUCKET_BYTES,
     BucketPlan,
+    fp8_group_of,
+    fp8_groups,
     plan_buckets,
     segment_order,
     shard_degree,
     slice_elements,
     stage_units,
     unit_of,
+    variables_of,
 )
 from echelon.layout.stage import held_parameters, rank_part, update_rule_of
 from tests.core.test_parameters import GPT2_SMALL
 from tests.cost.layouts import zero_plan, zero_plans
-from tests.parallel.layouts import GPT2, NANO, QWEN, plan_of
+from tests.parallel.layouts import DEEPSEEK, GPT2, MIXTRAL, NANO, QWEN, plan_of
 from tests.walks import examples
 
 
@@ -230,3 +234,60 @@ def test_buckets_smaller_than_any_parameter_hold_a_unit_each() -> None:
     for size in (1, 8):
         plan = zero_plan(1, dp_shard=2, bucket_bytes=size)
         assert [bucket.units for bucket in buckets_of(plan)] == unit_buckets()
+
+
+def test_layers_that_read_the_same_input_are_a_group() -> None:
+    names = fp8_groups(replace(NANO, layers=1))
+    parts = ("attention.qkv", "attention.o", "mlp.gate_up", "mlp.down")
+    assert names == tuple(f"layers.0.{part}" for part in parts)
+    assert fp8_groups(replace(GPT2, layers=1)) == names
+
+
+def test_all_experts_are_one_and_those_of_every_token_another() -> None:
+    assert fp8_group_of("layers.3.mlp.experts.7.up.weight") == "layers.3.mlp.experts.gate_up"
+    assert fp8_group_of("layers.3.mlp.shared.down.weight") == "layers.3.mlp.shared.down"
+    for model in (MIXTRAL, DEEPSEEK):
+        assert any(name.endswith("experts.down") for name in fp8_groups(model))
+
+
+def test_layers_that_lead_up_from_narrow_vectors_are_groups_of_their_own() -> None:
+    latent = LatentAttention(query_rank=24, kv_rank=16, nope_dim=8, rope_dim=8, value_dim=8)
+    names = fp8_groups(replace(NANO, layers=1, latent=latent, head_dim=16))
+    assert {name.rpartition(".")[2] for name in names} == {
+        *("q_up", "kv_up", "o", "gate_up", "down")
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("embedding.weight", "head.weight", "layers.0.attention.q.bias"),
+        *("layers.0.attention.q_down.weight", "layers.0.mlp.router.weight", "layers.0.mlp_norm"),
+    ],
+)
+def test_what_is_never_in_8_bits_is_in_none(name: str) -> None:
+    assert fp8_group_of(name) is None
+
+
+def test_copies_pieces_and_slices_of_a_mesh() -> None:
+    plan = plan_of(dp=2, dp_shard=2, tp=2, zero=Zero(stage=3))
+    found = {one.name: one for one in variables_of(plan)}
+    weight = found["layers.0.attention.q.weight"]
+    assert (weight.copies, weight.pieces, weight.slices) == (2, 2, 2)
+    norm = found["layers.0.attention_norm.weight"]
+    assert (norm.copies, norm.pieces, norm.slices) == (4, 1, 2)
+    assert not any(one.mirrored for one in found.values())
+
+
+def test_a_tied_embedding_is_mirrored_at_both_ends() -> None:
+    found = {one.name: one for one in variables_of(plan_of(model=GPT2, pp=2))}
+    assert found["embedding.weight"].mirrored
+    assert {name for name, one in found.items() if one.mirrored} == {"embedding.weight"}
+
+
+def test_experts_are_where_their_ranks_are() -> None:
+    found = {one.name: one for one in variables_of(plan_of(model=DEEPSEEK, dp_shard=4, ep=2))}
+    routed = [one for name, one in found.items() if ".experts." in name]
+    assert routed
+    assert {one.copies for one in routed} == {2}
+    assert found["embedding.weight"].copies == 4

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
-from echelon.core.attention_mask import AttentionMask, Placement, PlacementKind
-from echelon.layout.ring_transfers import RingTransfers, direct_transfers, num_rows, ring_transfers
+from echelon.core.attention_mask import AttentionMask, Placement, PlacementKind, PositionRun
+from echelon.layout.ring_transfers import (
+    BlockRows,
+    RingTransfers,
+    RowTransfer,
+    direct_transfers,
+    num_rows,
+    resident_chunks,
+    resident_rows,
+    ring_plan,
+    ring_transfers,
+)
 
 CAUSAL, FULL = AttentionMask(), AttentionMask(causal=False)
 MASKS = [
@@ -118,3 +130,114 @@ def test_a_window_shorter_than_a_chunk_sends_its_own_length_to_the_next_chunk() 
     # 2n chunks have 2n - 1 borders, one of them inside of the last place.
     assert total(zigzag) == (2 * n - 2) * (window - 1)
     assert total(ring_transfers(place_of("zigzag", n), AttentionMask(window=1))) == 0
+
+
+RESIDENT_MASKS = [CAUSAL, FULL, AttentionMask(window=5), AttentionMask(causal=False, window=30)]
+
+
+def resident_place(kind: PlacementKind, n: int, length: int = 48) -> Placement:
+    return Placement(kind=kind, ring_degree=n, ulysses_degree=1, length=length)
+
+
+@pytest.mark.parametrize("n", [3, 4, 8])
+def test_three_chunks_are_there_or_two_where_each_transfer_is_waited_for(n: int) -> None:
+    for placement in (
+        resident_place("zigzag", n),
+        resident_place("striped", n),
+    ):
+        assert resident_chunks(placement, FULL) == 3
+        assert resident_chunks(placement, FULL, overlapped=False) == 2
+    # A causal zigzag place meets the whole of earlier places, half of later ones.
+    assert resident_chunks(resident_place("zigzag", n), CAUSAL) == 3
+    assert resident_chunks(resident_place("zigzag", 2), FULL) == 2
+
+
+def test_a_short_window_holds_little_more_than_its_own_chunk() -> None:
+    found = resident_chunks(resident_place("zigzag", 4, 4096), AttentionMask(window=33))
+    assert found == 1 + 32 / 1024
+
+
+@pytest.mark.parametrize("mask", RESIDENT_MASKS, ids=str)
+@pytest.mark.parametrize("kind", ["contiguous", "zigzag", "striped"])
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_a_place_holds_what_its_course_says(
+    kind: PlacementKind, n: int, mask: AttentionMask
+) -> None:
+    placement = resident_place(kind, n)
+    for place in range(n):
+        course = ring_plan(placement, mask, place)
+        size = {owner: block.count for owner, block in course.blocks.items()}
+        held: set[int] = set()
+        for resident in resident_rows(placement, mask, place)[:n]:
+            arriving = course.keys.get(resident.step + 1, ())
+            held |= {hop.owner for hop in arriving if hop.target == place}
+            assert resident.keys == sum(size[owner] for owner in held)
+            at_work = course.owner_at(resident.step)
+            assert resident.working == (size[at_work] if at_work in held else 0)
+            held = {owner for owner in held if course.last_use[owner] > resident.step}
+        assert not held
+
+
+@pytest.mark.parametrize("mask", RESIDENT_MASKS, ids=str)
+@pytest.mark.parametrize("kind", ["zigzag", "striped"])
+def test_gradients_stay_until_all_of_a_block_have_left(
+    kind: PlacementKind, mask: AttentionMask
+) -> None:
+    n, placement = 4, resident_place(kind, 4)
+    for place in range(n):
+        course = ring_plan(placement, mask, place)
+        held: set[int] = set()
+        met: set[int] = set()
+        for resident in resident_rows(placement, mask, place):
+            step, owner = resident.step, course.owner_at(resident.step)
+            hops = course.gradients.get(step, ())
+            held |= {hop.owner for hop in hops if hop.owner != place}
+            met |= {hop.owner for hop in course.keys.get(step, ()) if hop.target == place}
+            held |= {owner} & met
+            rows = sum(course.blocks[one].count for one in held)
+            assert resident.gradients == course.own.count + rows
+            arriving = [hop for hop in hops if hop.target == place]
+            wanted = sum(b - a for hop in arriving for a, b in hop.rows)
+            assert resident.gradient_copies >= wanted
+            held = {one for one in held if course.last_leaving[one] > step}
+        assert not held
+
+
+CAUSAL_MASK = AttentionMask()
+STRIPED = Placement(kind="striped", ring_degree=4, ulysses_degree=1, length=16)
+
+
+def test_rows_are_found_where_the_tensor_has_them() -> None:
+    block = BlockRows.from_rows((PositionRun(0, 1, 4), PositionRun(20, 1, 4)), ((1, 3), (5, 8)))
+    assert block.count == 5
+    assert block.runs == (PositionRun(1, 1, 2), PositionRun(21, 1, 3))
+    assert block.slices_of(((2, 3),)) == [slice(1, 2)]
+    # Rows that are apart at the owner lie side by side here.
+    assert block.slices_of(((1, 3), (5, 6))) == [slice(0, 3)]
+    assert block.slices_of(((1, 2), (6, 8))) == [slice(0, 1), slice(3, 5)]
+    with pytest.raises(AssertionError, match="rows 3 to 5 are not in"):
+        block.slices_of(((3, 5),))
+
+
+def test_without_a_window_a_block_goes_around_the_whole_ring() -> None:
+    for place in range(4):
+        plan = ring_plan(STRIPED, CAUSAL_MASK, place)
+        assert [plan.owner_at(step) for step in range(4)] == [(place + s) % 4 for s in range(4)]
+        assert plan.own.count == 4
+        assert set(plan.blocks) == set(range(4)) - {place}
+        assert plan.key_steps == {1, 2, 3}
+        for step, transfers in plan.keys.items():
+            assert all(one.step == step for one in transfers)
+            assert all(place in (one.source, one.target) for one in transfers)
+        assert plan.rows_from(place) is plan.own
+
+
+def test_what_one_place_sends_its_target_expects() -> None:
+    plans = [ring_plan(STRIPED, CAUSAL_MASK, place) for place in range(4)]
+    for kind in ("keys", "gradients"):
+        for place, plan in enumerate(plans):
+            moves: Mapping[int, tuple[RowTransfer, ...]] = getattr(plan, kind)
+            for step, transfers in moves.items():
+                for one in transfers:
+                    other = one.target if one.source == place else one.source
+                    assert one in getattr(plans[other], kind)[step]

@@ -15,6 +15,7 @@ from echelon.layout.stage import (
     decays,
     held_parameters,
     partial_over_tensor,
+    plan_of_layer,
     pp_rank_of,
     rank_part,
     shared_by_ends,
@@ -138,3 +139,13 @@ def test_adam_keeps_two_moments_the_others_one() -> None:
         "sgd": 1,
         "muon": 1,
     }
+
+
+def test_all_blocks_are_as_one() -> None:
+    model = replace(NANO, window=3, layer_kinds=("local", "global"), local_rope_theta=50.0)
+    plan = plan_of(model=model)
+    near, far = (plan_of_layer(plan, layer).model for layer in (0, 3))
+    assert (near.window, near.rope_theta, near.layer_kinds) == (3, 50.0, ())
+    assert (far.window, far.rope_theta, far.layer_kinds) == (None, model.rope_theta, ())
+    plain = plan_of()
+    assert plan_of_layer(plain, 2) is plain

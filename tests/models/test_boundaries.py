@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import torch
 
+from echelon.core.model_shape import ModelShape
 from echelon.models.batch import TokenBatch
-from echelon.models.boundaries import block_boundaries, listen_to_boundaries
+from echelon.models.boundaries import INPUT, OUTPUT, PARTS, listen_to_boundaries
 from echelon.models.decoder import Decoder
 from tests.models.test_decoder import batch, decoder
 from tests.parallel.layouts import NANO
+
+
+def block_boundaries(shape: ModelShape, layer: int) -> tuple[str, ...]:
+    """Return the boundaries of a block, in the order of the forward pass."""
+    there = {"attention", "mlp", *shape.norms}
+    parts = (part for part in PARTS if part in there)
+    return tuple(f"layers.{layer}.{part}" for part in (INPUT, *parts, OUTPUT))
 
 
 def test_every_boundary_is_heard_in_the_order_of_the_forward_pass() -> None:

@@ -11,14 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.core.parameters import ParameterSpec, parameters
-from echelon.models.counter_random import (
-    initial_values,
-    make_key,
-    normal,
-    normal_rectangle,
-    uniform,
-)
+from echelon.models.counter_random import initial_values, make_key, normal, uniform
 from tests.parallel.layouts import GPT2, NANO
+from tests.parallel.one_device import normal_rectangle
 from tests.walks import examples
 
 INDEX = torch.arange(200_000)

@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 from playwright.sync_api import sync_playwright
 
 from echelon.config.load import load_job
+from echelon.page.documents.plan import plan_page
 from echelon.page.explorer.document import explorer_page
 from echelon.page.html import write_page
-from echelon.page.plan import plan_page
 
 FOLDER = Path(__file__).parents[2] / "docs" / "assets"
 PIPELINE = ("mesh.pp=4", "model.layers=16")

@@ -17,14 +17,13 @@ from typing import Any
 import pytest
 
 from echelon.core.errors import ConfigError
-from echelon.page.document import PageDocument
+from echelon.page.documents.plan import chart_from_timelines, schedule_section
+from echelon.page.documents.run import run_page
 from echelon.page.drawn.figure import drawing
 from echelon.page.drawn.marks import svg_file
 from echelon.page.drawn.static import static_html
-from echelon.page.figures import LinesFigure, ScheduleFigure
 from echelon.page.html import document_json, page_html
-from echelon.page.run import run_page
-from echelon.page.schedule import chart_from_timelines, schedule_section
+from echelon.planner.view.document import LinesFigure, PageDocument, ScheduleFigure
 from echelon.telemetry.events import EventWriter, events_path
 from echelon.telemetry.timeline import pipelines_from_plan, planned_timelines
 from tests.page.browser.documents import HOSTILE
@@ -229,7 +228,7 @@ def test_a_rehearsal_of_very_many_actions_stays_small(tmp_path: Path) -> None:
 def test_a_schedule_of_very_many_actions_is_drawn_from_its_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("echelon.page.schedule.MOST_ACTIONS", 400)
+    monkeypatch.setattr("echelon.page.documents.plan.MOST_ACTIONS", 400)
     plan = plan_of("batch.global_sequences=64")
     (timeline,) = planned_timelines(pipelines_from_plan(plan), stage_times(1.0, 1.5))[:1]
     every = len(timeline.actions)

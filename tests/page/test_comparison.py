@@ -6,8 +6,8 @@ from pathlib import Path
 
 from echelon.api.comparing import compare
 from echelon.config.load import load_job
-from echelon.page.comparison import comparison_page
-from echelon.page.figures import BarsFigure, LinesFigure
+from echelon.page.documents.comparison import comparison_page
+from echelon.planner.view.document import BarsFigure, LinesFigure
 from tests.page.test_run import part, steps
 from tests.telemetry.runs import make_run
 

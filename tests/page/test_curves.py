@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from echelon.page.curves import MOST_POINTS, drawn_places, sampled
-from echelon.page.figures import LinesFigure
-from echelon.page.run import run_page
+from echelon.page.documents.curves import MOST_POINTS, drawn_places, sampled
+from echelon.page.documents.run import run_page
+from echelon.planner.view.document import LinesFigure
 from echelon.telemetry.json_lines import LogEntry
 from tests.page.test_run import part, steps, written
 

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from echelon.core.errors import ConfigError
-from echelon.page.document import Fact, PageDocument, Section
 from echelon.page.explorer.document import ExplorerDocument
-from echelon.page.figures import LineSeries, LinesFigure
 from echelon.page.html import DATA, document_json, page_html, write_page
 from echelon.page.lessons.catalog import lesson_book
+from echelon.planner.view.document import Fact, LineSeries, LinesFigure, PageDocument, Section
 
 HOSTILE = "</script><script>alert(1)</script><!--<script>\u2028&amp; \"quoted\" 'too'"
 

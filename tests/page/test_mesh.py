@@ -7,11 +7,10 @@ import pytest
 from echelon.config.load import load_job
 from echelon.core.axis import MESH_AXES, Axis
 from echelon.core.plan import Plan
-from echelon.page.figures import MeshAxis, MeshFigure
+from echelon.page.documents.plan import plan_page
 from echelon.page.html import page_html
-from echelon.page.mesh import mesh_section
-from echelon.page.plan import plan_page
-from echelon.planner.view.mesh_map import mesh_map
+from echelon.planner.view.document import MeshAxis, MeshFigure
+from echelon.planner.view.mesh_map import mesh_map, mesh_section
 
 
 def figure_of(plan: Plan) -> MeshFigure:

@@ -9,11 +9,11 @@ from typing import Any, cast
 from echelon.api.training import TrainResult
 from echelon.config.load import load_job
 from echelon.core.rulebook.prove import PROVE_GRADIENTS
-from echelon.page.comparison import comparison_page
+from echelon.page.documents.comparison import comparison_page
+from echelon.page.documents.proof import proof_page
+from echelon.page.documents.run import run_page
 from echelon.page.drawn.static import static_html
 from echelon.page.notebook import rehearsal_html
-from echelon.page.proof import proof_page
-from echelon.page.run import run_page
 from echelon.planner.explain.compare import compare_plans
 from echelon.proof.claims.claims import ClaimResult
 from echelon.proof.verdict import Proof, ProofPass

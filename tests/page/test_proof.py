@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from echelon.page.figures import HeatFigure
-from echelon.page.proof import proof_page
+from echelon.page.documents.proof import proof_page
+from echelon.planner.view.document import HeatFigure
 
 DIAGNOSIS = {
     "rule": "prove-gradients",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from echelon.core.units import binary_bytes
-from echelon.page.figures import BarsFigure, LinesFigure
-from echelon.page.rehearsal import rehearsal_page
+from echelon.page.documents.rehearsal import rehearsal_page
+from echelon.planner.view.document import BarsFigure, LinesFigure
 
 
 def rank(number: int, peak: int, planned: int) -> dict[str, Any]:

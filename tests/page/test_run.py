@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from echelon.core.errors import ConfigError
-from echelon.page.curves import MOST_POINTS
-from echelon.page.document import PageDocument, Section
-from echelon.page.figures import LinesFigure, ScheduleFigure
+from echelon.page.documents.curves import MOST_POINTS
+from echelon.page.documents.run import run_page
 from echelon.page.html import document_json
-from echelon.page.run import run_page
+from echelon.planner.view.document import LinesFigure, PageDocument, ScheduleFigure, Section
 from tests.page.test_proof import proof
 from tests.page.test_rehearsal import rehearsal
 from tests.telemetry.recorded_runs import plan_of, stage_times, write_run

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from echelon.page.figures import ScheduleFigure
-from echelon.page.schedule import KINDS, chart_from_timelines, schedule_section
+from echelon.page.documents.plan import KINDS, chart_from_timelines, schedule_section
+from echelon.planner.view.document import ScheduleFigure
 from echelon.telemetry.timeline import pipelines_from_plan, planned_timelines
 from tests.telemetry.recorded_runs import plan_of, stage_times
 

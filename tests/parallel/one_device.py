@@ -15,14 +15,24 @@ from echelon.core.attention_mask import DocumentStarts
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
-from echelon.models.counter_random import initial_values, make_key, normal_rectangle
+from echelon.models.counter_random import initial_values, make_key, normal_pieces
 from echelon.models.decoder import Decoder
 from echelon.parallel.storage.weights import Shard
-from echelon.training.optimizer.learning_rate import learning_rate
+from echelon.training.optimizer.step import learning_rate
 
 Values = dict[str, torch.Tensor]
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
+
+
+def normal_rectangle(
+    key: int, shape: tuple[int, ...], offset: tuple[int, ...], size: tuple[int, ...]
+) -> torch.Tensor:
+    """Return the rectangle at `offset` of a standard normal tensor of `shape`, float64."""
+    whole = torch.empty(size, dtype=torch.float64)
+    for part, values in normal_pieces(whole, key, shape, offset):
+        part.copy_(values)
+    return whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

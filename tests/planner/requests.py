@@ -11,16 +11,17 @@ import numpy as np
 from echelon.core.axis import SHARD_AXES
 from echelon.core.mesh import Mesh
 from echelon.cost.inputs.pipeline import schedule_index
-from echelon.layout.secondary import ranks_per_node
-from echelon.planner.predict.formulas import VectorizedFormulas, broadcast_to_array
+from echelon.layout.data_groups import ranks_per_node
+from echelon.planner.search.formulas import VectorizedFormulas, broadcast_to_array
 from echelon.planner.search.legal_meshes import Legality, expert_fold_degrees, legal_meshes
 from echelon.planner.search.options import (
     MOST_VIRTUAL,
+    RecomputeOption,
     ScheduleOption,
     ZeroOption,
+    recompute_options,
     zero_options,
 )
-from echelon.planner.search.recompute_options import RecomputeOption, recompute_options
 from echelon.planner.search.request import Objective, SearchAim, SearchRequest, make_request
 from echelon.schedule.build import SCHEDULES
 

@@ -12,11 +12,10 @@ import pytest
 from echelon.core.errors import ProofFailed
 from echelon.core.plan import Plan
 from echelon.core.rulebook import prove as rules
+from echelon.proof.causes.diagnose import diagnose
 from echelon.proof.claims.checks import Check
-from echelon.proof.claims.claims import ClaimResult
+from echelon.proof.claims.claims import ClaimResult, judge
 from echelon.proof.verdict import Proof, ProofPass, SubjectProof
-from echelon.proof.verify.claims import judge_subject
-from echelon.proof.verify.explain import explain_subject
 from tests.parallel.layouts import plan_of
 from tests.proof.verify.captures import GRADIENT, Values, evidence_of
 
@@ -116,8 +115,8 @@ def test_the_file_is_json_and_has_the_plan_that_ran(tmp_path: Path) -> None:
 
 def verdict(values: Values) -> SubjectProof:
     evidence = evidence_of(values)
-    results = judge_subject(evidence)
-    told = explain_subject(evidence, results)
+    results = judge(evidence)
+    told = diagnose(evidence, results)
     return SubjectProof(
         file="train.py",
         mesh="dp2",

@@ -18,7 +18,7 @@ from echelon.models.decoder import Decoder
 from echelon.parallel.storage.weights import Shard
 from echelon.proof.oracle.oracle import build_decoder, initial_parameters
 from echelon.proof.subject import ProofBatch, StepRecord
-from echelon.training.optimizer.learning_rate import learning_rate
+from echelon.training.optimizer.step import learning_rate
 
 Gradients = dict[str, torch.Tensor]
 

@@ -12,7 +12,7 @@ from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.bytes.sent import bytes_sent_by_axis
 from echelon.launch.local.supervisor import RankPool
-from echelon.planner.predict.peak_bytes import peak_bytes_by_place
+from echelon.planner.predict.estimate import peak_bytes_by_place
 from echelon.rehearsal.log import Issue
 from echelon.rehearsal.memory import GATHERED, GRADIENTS, OPTIMIZER, PARAMETERS
 from echelon.rehearsal.rank import RankRehearsal, rehearse_rank

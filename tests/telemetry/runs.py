@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from echelon.config.job import Job
 from echelon.config.load import load_job
-from echelon.telemetry.events import events_path
+from echelon.core.event import Event
+from echelon.telemetry.events import events_files, events_path
+from echelon.telemetry.json_lines import read_entries
 from echelon.telemetry.run_directory import RunDirectory, create_run
 from echelon.training.observer import StepFacts
 
@@ -82,3 +84,10 @@ def names_by_track(trace: Mapping[str, Any]) -> dict[tuple[str, str], set[str]]:
             place = processes[event["pid"]], tracks[event["pid"], event["tid"]]
             found.setdefault(place, set()).add(event["name"])
     return found
+
+
+def read_events(run_dir: Path, rank: int) -> Iterator[Event]:
+    """Yield the events of a rank, in the order in which they were written."""
+    for path in events_files(run_dir, rank):
+        for entry in read_entries(path):
+            yield entry.event(rank)

@@ -21,10 +21,9 @@ from echelon.telemetry.events import (
     StepSampler,
     events_path,
     ranks_with_events,
-    read_events,
     step_mark,
 )
-from tests.telemetry.runs import make_job
+from tests.telemetry.runs import make_job, read_events
 
 
 def unpacked(run_dir: Path, rank: int) -> list[dict[str, object]]:

@@ -12,9 +12,9 @@ import pytest
 
 from echelon.core.errors import ConfigError, EnvironmentProblem
 from echelon.core.event import Event
-from echelon.telemetry.events import EventWriter, events_files, ranks_with_events, read_events
+from echelon.telemetry.events import EventWriter, events_files, ranks_with_events
 from echelon.telemetry.json_lines import JsonLines, cut_half_line, read_entries
-from tests.telemetry.runs import plain_events
+from tests.telemetry.runs import plain_events, read_events
 
 
 def test_lines_are_on_disk_after_flush_and_not_before(tmp_path: Path) -> None:

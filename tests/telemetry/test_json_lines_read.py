@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.core.errors import ConfigError
-from echelon.telemetry.events import METRICS_FILE, ranks_with_events, read_events
+from echelon.telemetry.events import METRICS_FILE, ranks_with_events
 from echelon.telemetry.json_lines import LogEntry, last_of_each_step, read_entries
 from echelon.telemetry.observer import observe_rank
 from echelon.telemetry.schedule_report import read_schedule_report
 from echelon.telemetry.summary import summarize_run
 from tests.telemetry.recorded_runs import plan_of, stage_times, write_run
-from tests.telemetry.runs import facts, make_job, make_run, plain_events
+from tests.telemetry.runs import facts, make_job, make_run, plain_events, read_events
 
 GOOD = b'{"kind":"start","steps":3}\n'
 TIMES = stage_times(1.0, 1.0)

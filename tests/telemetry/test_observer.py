@@ -13,11 +13,10 @@ from echelon.cli.observe import summary_text
 from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.errors import ConfigError
 from echelon.core.event import Event
-from echelon.telemetry.events import read_events
 from echelon.telemetry.json_lines import read_entries
 from echelon.telemetry.observer import observe_rank, peak_flops, telling_ranks
 from echelon.telemetry.summary import summarize_run
-from tests.telemetry.runs import facts, make_job, make_run
+from tests.telemetry.runs import facts, make_job, make_run, read_events
 
 
 def test_observing_imports_no_torch() -> None:

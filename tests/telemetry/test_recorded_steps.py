@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from echelon.core.errors import ConfigError
 from echelon.core.event import Event
-from echelon.telemetry.events import METRICS_FILE, EventWriter, read_events, step_mark
+from echelon.telemetry.events import METRICS_FILE, EventWriter, step_mark
 from echelon.telemetry.observer import observe_rank
 from echelon.telemetry.recorded_steps import RecordedSteps
 from echelon.telemetry.schedule_report import read_schedule_report
 from echelon.telemetry.summary import summarize_run
 from tests.telemetry.recorded_runs import plan_of, stage_times, write_run
-from tests.telemetry.runs import facts, make_job, make_run, plain_events
+from tests.telemetry.runs import facts, make_job, make_run, plain_events, read_events
 from tests.walks import examples
 
 SLOW, FAST = stage_times(2.0, 2.0), stage_times(1.0, 1.0)

@@ -9,11 +9,11 @@ import torch
 
 from echelon.core.event import NoEvents
 from echelon.core.plan import Recompute
-from echelon.models.boundaries import block_boundaries
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.activation_recorder import ActivationRecorder, RecordedActivation
 from echelon.training.engine import TrainEngine
 from echelon.training.subject import rank_batches
+from tests.models.test_boundaries import block_boundaries
 from tests.parallel.layouts import DEEPSEEK, NANO, plan_of
 from tests.parallel.one_device import make_rows
 

@@ -11,8 +11,8 @@ from echelon.core.event import NoEvents
 from echelon.core.experts import Balance
 from echelon.core.plan import Recompute
 from echelon.parallel.transport.recorder import Recorder
+from echelon.training.diagnosis import find_routers
 from echelon.training.engine import TrainEngine
-from echelon.training.router_diagnosis import find_routers
 from echelon.training.routing_recorder import RoutingRecorder
 from echelon.training.subject import rank_batches
 from tests.parallel.layouts import DEEPSEEK, MIXTRAL, NANO, plan_of

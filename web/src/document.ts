@@ -88,7 +88,7 @@ export interface BarsFigure {
   rows: BarRow[];
 }
 /**
- * Hold one bar: a value for each kind of its figure, and what its total is, in words.
+ * One bar: a value for each kind of its figure, and its total; `over` is beyond a limit.
  */
 export interface BarRow {
   label: string;
@@ -101,10 +101,14 @@ export interface BarRow {
 }
 /**
  * Hold the seconds of a step by term; the step is between `low` and `high` seconds.
+ *
+ * `others` are the terms that the bar "other" has together.
  */
 export interface WaterfallFigure {
   kind: "waterfall";
   rows: WaterfallRow[];
+  tones: WaterfallTone[];
+  others: string[];
   total: number;
   total_text: string;
   low: number;
@@ -125,8 +129,17 @@ export interface WaterfallRow {
  * Hold the seconds of a bar that have one tone.
  */
 export interface WaterfallBarPart {
-  tone: "compute" | "communication" | "idle" | "other";
+  tone: "compute" | "communication" | "idle";
   seconds: number;
+}
+/**
+ * The seconds of all terms of one tone, as text, and its name.
+ */
+export interface WaterfallTone {
+  tone: "compute" | "communication" | "idle";
+  name: string;
+  text: string;
+  share_text: string;
 }
 /**
  * Hold charts of the same pipeline under one another, on one scale of seconds, or of slots.

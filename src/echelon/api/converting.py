@@ -16,8 +16,7 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.config import UNKNOWN_PRESET
 from echelon.core.rulebook.interop import EXPORT_NEEDS_OUT, PLAN_SOURCE
 from echelon.interop.export import ExportedFiles, ExportNote, export_plan
-from echelon.interop.import_report import imported_toml
-from echelon.interop.importer import Imported, import_file
+from echelon.interop.importer import Imported, import_file, imported_toml
 from echelon.interop.key_reader import KeyOutcome
 from echelon.interop.tools import TargetName, ToolName
 

@@ -196,7 +196,7 @@ def _on_what_exists(
     from echelon.launch.gpus import own_cluster
     from echelon.planner.answer.sizes import SizesAnswer
     from echelon.planner.explain.no_plan import NothingFits
-    from echelon.planner.recommend.sizes import NO_SIZE, four_sizes
+    from echelon.planner.recommend.recommend import NO_SIZE, four_sizes
 
     own = own_cluster()
     if own.name is not None:

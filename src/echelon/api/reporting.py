@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, TypeAlias
 from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.api.training import TrainResult
 from echelon.core.plan import Plan
-from echelon.page.document import PageDocument
 from echelon.page.drawn.files import FigureFiles
 from echelon.page.explorer.document import CLUSTER, MODEL, explorer_page
 from echelon.page.html import write_page
 from echelon.planner.answer.answer import PlanAnswer
 from echelon.planner.explain.compare import PlanComparison
+from echelon.planner.view.document import PageDocument
 
 if TYPE_CHECKING:
     from echelon.proof.verdict import Proof
@@ -42,18 +42,18 @@ def report(found: Reported, path: str | Path) -> tuple[Path, ...]:
 
 
 def _page(found: Reported) -> PageDocument:
-    from echelon.page.plan import plan_page
+    from echelon.page.documents.plan import plan_page
 
     if isinstance(found, str | Path | TrainResult):
-        from echelon.page.run import run_page
+        from echelon.page.documents.run import run_page
 
         return run_page(found.run if isinstance(found, TrainResult) else Path(found))
     if isinstance(found, PlanComparison):
-        from echelon.page.comparison import comparison_page
+        from echelon.page.documents.comparison import comparison_page
 
         return comparison_page(found, found.a.plan.name, found.b.plan.name)
     if isinstance(found, PlanAnswer) and found.command is not None:
-        from echelon.page.search import search_page
+        from echelon.page.documents.search import search_page
 
         return search_page(found.found, found.command)
     if isinstance(found, Plan | PlanAnswer):
@@ -63,9 +63,9 @@ def _page(found: Reported) -> PageDocument:
 
 def _page_of_ranks(found: GivenPlan | Proof | Rehearsal) -> PageDocument:
     """Return the page of what ranks did, whose records need torch; else of what holds a plan."""
-    from echelon.page.plan import plan_page
-    from echelon.page.proof import proof_page
-    from echelon.page.rehearsal import rehearsal_page
+    from echelon.page.documents.plan import plan_page
+    from echelon.page.documents.proof import proof_page
+    from echelon.page.documents.rehearsal import rehearsal_page
     from echelon.proof.verdict import Proof
     from echelon.rehearsal.result import Rehearsal
 

@@ -16,7 +16,7 @@ from echelon.core.rulebook.data import DATA_ANSWERS_COUNTED, DATA_FILLS_BATCH
 from echelon.core.rulebook.run import RESUME_WITHIN_STEPS
 from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.held import stored_bytes
-from echelon.launch.gpu_variables import gpu_environment
+from echelon.launch.gpus import gpu_environment
 from echelon.layout.context_work import attention_kernel_text
 from echelon.telemetry.run_directory import RunDirectory, create_run, describe_environment, open_run
 from echelon.training.checkpoint.folder import StoredCheckpoint, find_checkpoint, list_checkpoints

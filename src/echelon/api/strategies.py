@@ -38,7 +38,7 @@ from echelon.core.rulebook.module import (
 if TYPE_CHECKING:
     from torch import nn
 
-    from echelon.layout.variables import Variable
+    from echelon.layout.buckets import Variable
     from echelon.proof.verdict import Proof
     from echelon.training.module.optimizer import ModuleOptimizer
 
@@ -138,7 +138,7 @@ class ScopedModel:
     @property
     def variables(self) -> tuple[Variable, ...]:
         """Return every variable: on how many ranks there are copies, and how each is cut."""
-        from echelon.layout.variables import variables_of
+        from echelon.layout.buckets import variables_of
 
         return variables_of(self.plan)
 

@@ -84,7 +84,7 @@ def train(
         job = job_of_plan(plan_from_given(run), data)
     else:
         from echelon.config.load import load_job
-        from echelon.config.settings.value_types import toml_text
+        from echelon.core.settings.value_types import toml_text
 
         over = [] if data is None else [f"data.source={toml_text(data)}"]
         job = load_job(
@@ -305,8 +305,7 @@ def _labels(job: Job) -> tuple[str, ...]:
 
 
 def _options(job: Job) -> LaunchOptions:
-    from echelon.launch.local.elastic_ranks import elastic_ranks
-    from echelon.launch.local.messages import Limits
+    from echelon.launch.local.messages import Limits, elastic_ranks
     from echelon.launch.local.supervisor import LaunchOptions
     from echelon.telemetry.observer import telling_ranks
 

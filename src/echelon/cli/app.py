@@ -389,7 +389,7 @@ def _settings_called(flag: str) -> tuple[str, ...]:
 
     A table that has its name stands for its first settings; another tool's word for one does, too.
     """
-    from echelon.config.settings.schema import SETTINGS
+    from echelon.config.schema import SETTINGS
 
     word = flag.lstrip("-").replace("-", "_")
     parts = {key: key.split(".") for key in SETTINGS}

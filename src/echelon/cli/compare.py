@@ -21,10 +21,10 @@ from echelon.cli.other_tools import AnyRun
 from echelon.cli.output import page_columns, print_result
 from echelon.cli.stderr import note, working
 from echelon.cli.written_files import REPORT, ReportNames, WrittenFiles
-from echelon.config.settings.value_types import toml_text
 from echelon.core.choices.strategies import STRATEGIES
+from echelon.core.settings.value_types import toml_text
 from echelon.core.units import binary_bytes, decimal_bytes, duration, short_count
-from echelon.page.comparison import comparison_page, verdict_of_comparison, what_changes
+from echelon.page.documents.comparison import comparison_page, verdict_of_comparison, what_changes
 from echelon.planner.explain.compare import PlanComparison
 from echelon.planner.view.text_layout import WIDTH, fit_page, table
 

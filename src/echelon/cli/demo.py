@@ -10,7 +10,6 @@ from echelon.api.generating import generate
 from echelon.api.planning import prove
 from echelon.api.training import TrainResult, train_job
 from echelon.cli.flags import Settings
-from echelon.cli.plan.report import plan_text
 from echelon.cli.prove import PROOF_FILE, proof_text
 from echelon.cli.stderr import note
 from echelon.config.job import Job
@@ -18,8 +17,9 @@ from echelon.config.load import load_job
 from echelon.core.errors import EXIT_STOPPED_WITH_CHECKPOINT
 from echelon.core.optional import optional_package
 from echelon.launch.host import available_memory_bytes
+from echelon.page.documents.run import run_page
 from echelon.page.html import write_page
-from echelon.page.run import run_page
+from echelon.planner.report.report import plan_text
 
 LARGE = ("mesh.pp=2", "mesh.dp_replicate=2", "mesh.tp=2", "mesh.sequence_parallel=true")
 SMALL = ("mesh.pp=1", "mesh.dp_replicate=2", "mesh.tp=2", "mesh.sequence_parallel=true")

@@ -32,8 +32,7 @@ from echelon.launch.environment import (
     local_start_note,
     read_launched_rank,
 )
-from echelon.launch.gpu_variables import GPU_DEFAULTS, gpu_environment
-from echelon.launch.gpus import find_driver_gpus
+from echelon.launch.gpus import GPU_DEFAULTS, find_driver_gpus, gpu_environment
 from echelon.launch.host import available_memory_bytes, interface_problem, num_usable_cores
 from echelon.planner.view.text_layout import fill_text
 

@@ -100,7 +100,7 @@ def observe(
         return mirror_in(run, mirror, json)
     files = WrittenFiles.read(out, (DRAWING, *REPORT) if schedule else REPORT)
     if files.has_report:
-        from echelon.page.run import run_page
+        from echelon.page.documents.run import run_page
 
         files.write_report(run_page(run))
     if serve:
@@ -141,7 +141,7 @@ def _serve(run: Path) -> int:
     from threading import Event as Signal
 
     from echelon.launch.stop import stop_request
-    from echelon.page.run import run_page
+    from echelon.page.documents.run import run_page
     from echelon.page.serve import served_run
 
     run_page(run)  # What cannot be shown is refused before anything listens.

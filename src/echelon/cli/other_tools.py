@@ -17,8 +17,7 @@ from echelon.cli.output import print_json, print_result
 from echelon.cli.stderr import note, working
 from echelon.core.plan import DType
 from echelon.core.units import decimal_bytes
-from echelon.interop.import_report import keys_by_fate, mapping_rows, summary_lines
-from echelon.interop.importer import Imported
+from echelon.interop.importer import Imported, keys_by_fate, mapping_rows, summary_lines
 from echelon.interop.tools import TargetName, ToolName, describe_files
 from echelon.planner.view.text_layout import wrap_text
 

@@ -130,7 +130,7 @@ def _prove_run(
         proof.write(folder.path / PROOF_FILE)
     values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
     if extras.files.has_report:
-        from echelon.page.proof import proof_page
+        from echelon.page.documents.proof import proof_page
 
         extras.files.write_report(proof_page(proof.to_json()))
     columns = page_columns(WIDEST)

@@ -90,7 +90,7 @@ def rehearse(
     if (file := wanted.get(REHEARSAL)) is not None:
         write_new(file, text, key=OUT)
     if wanted.has_report:
-        from echelon.page.rehearsal import rehearsal_page
+        from echelon.page.documents.rehearsal import rehearsal_page
 
         wanted.write_report(rehearsal_page(found.to_json()))
     columns = page_columns()

@@ -26,8 +26,8 @@ from echelon.config.files.show import (
     settings_json,
 )
 from echelon.config.load import load_job
-from echelon.config.settings.schema import SETTINGS
-from echelon.config.settings.value_types import toml_text
+from echelon.config.schema import SETTINGS
+from echelon.core.settings.value_types import toml_text
 from echelon.planner.view.text_layout import table
 
 SHOWN = {

@@ -23,8 +23,8 @@ from echelon.config.files.new_file import require_free_names
 from echelon.core.errors import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from echelon.page.document import PageDocument
     from echelon.page.drawn.files import FigureFiles
+    from echelon.planner.view.document import PageDocument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

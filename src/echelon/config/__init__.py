@@ -15,7 +15,7 @@ cluster/            devices, links, cluster files
 setting_layers.py   files, presets and flags as layers
 view.py             View: typed access to settings, of a run or of a Plan
 entries.py          a value, where it was set
+schema.py           every setting, in the order of a run file
 job.py              Job: the Plan, and data, steps, folders
-settings/           every setting: kind and default
 reading.py          a file that a user names             presets/   models, clusters, runs by name
 """

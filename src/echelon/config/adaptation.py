@@ -29,9 +29,9 @@ from echelon.config.rules.violations import (
     changed_view,
     find_violations,
 )
-from echelon.config.settings.schema import SETTINGS
-from echelon.config.settings.value_types import toml_text
+from echelon.config.schema import SETTINGS
 from echelon.config.view import View
+from echelon.core.settings.value_types import toml_text
 
 ADAPTED = "adapted to "
 """Beginning of the origin of a value that gave way."""

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from echelon.config.settings.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTINGS, tables
-from echelon.config.settings.value_types import Quantity, Setting, toml_text
+from echelon.config.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTINGS, tables
 from echelon.core.errors import Problem
 from echelon.core.messages.removed_settings import REMOVED_SETTINGS, RemovedSetting
 from echelon.core.messages.synonyms import SYNONYMS
@@ -25,6 +24,7 @@ from echelon.core.rulebook.config import (
     WRONG_TYPE,
 )
 from echelon.core.rules import did_you_mean
+from echelon.core.settings.value_types import Quantity, Setting, toml_text
 
 DEFAULT = "default"
 

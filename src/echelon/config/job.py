@@ -10,12 +10,24 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from echelon.config.presets import read_extendable
 from echelon.core.choices.data_mixture import MixturePart
+from echelon.core.choices.trackers import TRACKERS
 from echelon.core.plan import Plan
 from echelon.core.serialize import content_hash, from_json, to_json
+from echelon.core.settings.configured import Configured
+from echelon.core.settings.list_types import NO_MIXTURE, ChoiceList, MixtureList
+from echelon.core.settings.value_types import (
+    BYTES,
+    EVERY,
+    FRACTION,
+    SECONDS,
+    SECONDS_OR_ZERO,
+    Integer,
+    Text,
+)
 
 Never = Literal["never"]
 EpochEnd = Literal["continue", "pad"]
@@ -34,37 +46,83 @@ class DataSettings:
     place of `source`. `train_on` says whether all tokens count in the loss, or those of answers.
     """
 
-    source: str = "stdlib"
-    tokenizer: str = "bytes"
-    validation_fraction: float = 0.01
-    epoch_end: EpochEnd = "continue"
-    mixture: tuple[MixturePart, ...] = ()
-    train_on: TrainOn = "all"
+    source: Annotated[
+        str, Configured("stdlib, text, prepared data, or a URL; training needs it named", path=True)
+    ] = "stdlib"
+    tokenizer: Annotated[str, Configured("bytes, bpe-N, or a tokenizer.json", path=True)] = "bytes"
+    validation_fraction: Annotated[float, Configured("of the tokens, held out", FRACTION)] = 0.01
+    epoch_end: Annotated[
+        EpochEnd,
+        Configured(
+            "a last batch that lacks samples goes on with the next epoch, "
+            "or repeats some of its own"
+        ),
+    ] = "continue"
+    mixture: Annotated[
+        tuple[MixturePart, ...],
+        Configured(
+            "sources with weights, which may change at a step; in the place of data.source",
+            MixtureList(),
+            default=NO_MIXTURE,
+            after="source",
+        ),
+    ] = ()
+    train_on: Annotated[
+        TrainOn, Configured("which tokens count in the loss: all, or those of the answers of chats")
+    ] = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
     """Say how long a run is and where it writes: `runs_dir`/`run_name`."""
 
-    steps: int
+    steps: Annotated[int, Configured("optimizer steps", default=1000)]
     """Optimizer steps."""
-    run_name: str
+    run_name: Annotated[
+        str,
+        Configured(
+            "folder of the run; auto: the name of the run file or preset",
+            Text(
+                pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*", means="letters, digits, dots, dashes and _"
+            ),
+            default="auto",
+        ),
+    ]
     """The folder of the run."""
-    runs_dir: str = "runs"
+    runs_dir: Annotated[str, Configured("where run folders are made")] = "runs"
     """Where folders of runs are made."""
-    weights: str = "none"
+    weights: Annotated[
+        str, Configured("safetensors file or folder to start from", path=True, after="steps")
+    ] = "none"
     """"none" (first weights come from the seed) or an absolute path."""
-    weights_optimizer: bool = False
+    weights_optimizer: Annotated[
+        bool,
+        Configured(
+            "go on from the optimizer state and the step of train.weights, a trainer's checkpoint",
+            after="weights",
+        ),
+    ] = False
     """Whether what the optimizer keeps, and the step, come from there, too."""
-    adapters: str = "none"
+    adapters: Annotated[
+        str,
+        Configured("folder of PEFT's adapters to start from", path=True, after="weights_optimizer"),
+    ] = "none"
     """"none" (adapters begin as the seed says) or the absolute path of a folder of PEFT."""
-    validate_every: int | Never = "never"
+    validate_every: Annotated[
+        int | Never, Configured("steps between validations; and at the end", EVERY)
+    ] = "never"
     """After so many steps, and after the last, the held-out part is read."""
-    validation_batches: int = 8
+    validation_batches: Annotated[int, Configured("global batches per validation")] = 8
     """Global batches of it that are read."""
-    step_timeout_s: float = 600.0
+    step_timeout_s: Annotated[float, Configured("a longer step ends the run", SECONDS)] = 600.0
     """A step that takes longer ends the run; seconds."""
-    desync_after_s: float = 10.0
+    desync_after_s: Annotated[
+        float,
+        Configured(
+            "seconds of waiting after which the calls of ranks are compared; 0: never",
+            SECONDS_OR_ZERO,
+        ),
+    ] = 10.0
     """A wait for other ranks of so many seconds makes the calls of all ranks compared; 0 never."""
 
     def validates_after(self, num_steps: int) -> bool:
@@ -78,8 +136,10 @@ class TrainSettings:
 class CheckpointSettings:
     """Say after how many steps a checkpoint is written, and how many of the newest are kept."""
 
-    every: int | Never = "never"
-    keep: int | Literal["all"] = 2
+    every: Annotated[int | Never, Configured("steps between checkpoints", EVERY)] = "never"
+    keep: Annotated[
+        int | Literal["all"], Configured("newest checkpoints that stay", Integer(words=("all",)))
+    ] = 2
 
     def saves_after(self, num_steps: int) -> bool:
         """Return whether to write a checkpoint when `num_steps` steps are done."""
@@ -94,13 +154,31 @@ class ObserveSettings:
     `tracker_drain_s` seconds for what is left.
     """
 
-    log_every: int = 1
-    events: bool = True
-    events_budget_bytes: int = 50_000_000
+    log_every: Annotated[
+        int,
+        Configured(
+            "steps between step lines; auto: 200 lines a run at most",
+            Integer(words=("auto",)),
+            default="auto",
+        ),
+    ] = 1
+    events: Annotated[bool, Configured("whether ranks write what they sent and ran")] = True
+    events_budget_bytes: Annotated[
+        int, Configured("of the events of all ranks; a longer run keeps every k-th step", BYTES)
+    ] = 50_000_000
     """Most bytes of the events of all ranks; a longer run leaves steps out."""
-    trackers: tuple[str, ...] = ()
-    tracker_project: str = "echelon"
-    tracker_drain_s: float = 30.0
+    trackers: Annotated[
+        tuple[str, ...],
+        Configured(
+            "tools that mirror metrics.jsonl, in processes of their own",
+            ChoiceList(options=tuple(TRACKERS), words=("none",)),
+            default="none",
+        ),
+    ] = ()
+    tracker_project: Annotated[str, Configured("project or experiment of these tools")] = "echelon"
+    tracker_drain_s: Annotated[
+        float, Configured("seconds that they have after the run for what is left", SECONDS)
+    ] = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

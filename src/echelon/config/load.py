@@ -50,16 +50,16 @@ from echelon.config.model.settings import (
 from echelon.config.rules.finders import FINDERS
 from echelon.config.rules.mesh import servers_are_ps_tasks, world_size_is_product
 from echelon.config.rules.violations import ViolationFinder, find_problems
+from echelon.config.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTINGS
 from echelon.config.setting_layers import SettingLayers, gather_layers
-from echelon.config.settings.list_types import NO_MIXTURE, mixture_parts
-from echelon.config.settings.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTINGS
-from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View, mesh_of, record
 from echelon.core.choices.registry import load_installed_plugins
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
 from echelon.core.plan import Documents, Layout, Mathematics, Optimizer, Plan, Precision
 from echelon.core.rulebook.config import MISSING_SETTING
+from echelon.core.settings.list_types import NO_MIXTURE, mixture_parts
+from echelon.core.settings.value_types import toml_text
 
 LOG = logging.getLogger(__name__)
 PARTS_OF_MODEL = tuple(f"model.{part}" for part in PARTS)

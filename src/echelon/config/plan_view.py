@@ -19,7 +19,7 @@ from echelon.config.model.settings import (
     PARTS,
     TARGETS_KEY,
 )
-from echelon.config.settings.schema import SETTINGS
+from echelon.config.schema import SETTINGS
 from echelon.config.view import View
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan
@@ -42,7 +42,7 @@ def view_from_plan(plan: Plan) -> View:
     if plan.model.experts is None and plan.layout.experts.zero_stage == 0:
         found[STAGE_KEY] = "auto"  # What it is where there are no experts.
     entries = {key: Entry(value=value, source="") for key, value in found.items()}
-    return View(entries=entries, cluster=plan.cluster)
+    return View(entries=entries, cluster=plan.cluster, is_resolved=True)
 
 
 def plan_settings(plan: Plan) -> dict[str, object]:

@@ -19,8 +19,7 @@ from echelon.config.presets import (
     read_preset,
 )
 from echelon.config.reading import is_file, is_folder, line_of, read_toml
-from echelon.config.settings.schema import SETTINGS
-from echelon.config.settings.value_types import Setting, Text
+from echelon.config.schema import SETTINGS
 from echelon.core.errors import Problem
 from echelon.core.messages.names import names_within
 from echelon.core.rulebook.config import (
@@ -31,6 +30,7 @@ from echelon.core.rulebook.config import (
     UNKNOWN_PRESET,
 )
 from echelon.core.rules import did_you_mean
+from echelon.core.settings.value_types import Setting, Text
 
 LOG = logging.getLogger(__name__)
 RUN_SOURCES = ("a run.toml", "a preset (echelon config presets)")

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from echelon.config.entries import DEFAULT, Entry
-from echelon.config.settings.schema import SETTINGS
-from echelon.config.settings.value_types import Quantity, Real, Setting, ValueType
+from echelon.config.schema import SETTINGS
 from echelon.core.axis import LOSS_AXES, MESH_AXES, Axis
 from echelon.core.cluster import Cluster
 from echelon.core.mesh import Mesh
+from echelon.core.settings.value_types import Quantity, Real, Setting, ValueType
 
 T = TypeVar("T")
 
@@ -35,12 +35,9 @@ class View:
     wrong: frozenset[str] = field(default_factory=frozenset[str])
     settings: Mapping[str, Setting] = field(default_factory=lambda: SETTINGS)
     cluster: Cluster | None = None
-    """The cluster of a Plan: settings made from one need not name it."""
-
-    @property
-    def is_resolved(self) -> bool:
-        """Return whether these settings are a Plan's, in which nothing is left to us."""
-        return self.cluster is not None
+    """The cluster where it is known, as that of a Plan is: settings need not name it."""
+    is_resolved: bool = False
+    """True for the settings of a Plan, in which nothing is left to us."""
 
     def entry(self, key: str) -> Entry:
         """Return the entry of a setting, its default where nobody set it."""
@@ -64,14 +61,18 @@ class View:
             raise Unavailable(table)
         return any(key.startswith(f"{table}.") for key in self.entries)
 
+    def default(self, key: str) -> object:
+        """Return the default of a setting, None where it has none."""
+        return self.settings[key].default
+
     def is_default(self, key: str) -> bool:
         """Return whether a setting has its default value, whoever set it."""
-        return self.entry(key).value == self.settings[key].default
+        return self.entry(key).value == self.default(key)
 
     def value(self, key: str) -> object:
         """Return a value as it stands in a record: a number is a float, 3 as well as 3.0."""
         value = self.entry(key).value
-        if isinstance(value, int) and _is_real(self.settings[key].kind):
+        if isinstance(value, int) and is_real(self.settings[key].kind):
             return float(value)
         return value
 
@@ -119,7 +120,8 @@ class View:
         return self.word("model.name") if self.has("model.name") else "the model"
 
 
-def _is_real(kind: ValueType) -> bool:
+def is_real(kind: ValueType) -> bool:
+    """Return whether a setting takes numbers with a fraction."""
     return isinstance(kind.number if isinstance(kind, Quantity) else kind, Real)
 
 

@@ -3,19 +3,20 @@
 
 Files and rooms from the top floor down; each imports lower floors only:
 
-offload_file.py             files of slices
-disk.py, optional.py        files that last, packages that only some commands need
 plan.py                     Plan: what is computed, how it is split, on what
-parameters.py               tensors of a model
+parameters.py, offload_file.py   tensors of a model, files of slices
 model_shape.py              a model
+strided_groups.py           groups of ranks on nodes
 serialize.py                JSON
-rulebook/                   every rule
+disk.py, optional.py        files that last, packages that only some commands need
 choices/                    registries: optimizers, context kinds, plugins
-mesh.py                     ranks on the axes of a mesh
+mesh.py, experts.py         ranks on the axes of a mesh, experts
+settings/                   fields of records as settings of run.toml
+rulebook/                   every rule
 rules.py                    a rule, and what it says; words that a typo may mean
 messages/                   loggers, counts in sentences, words of other tools
 errors.py                   problems
 attention_mask.py           who meets whom, and where positions live
-axis.py, cluster.py, experts.py, event.py   axes, devices and links, experts, what a rank did
+axis.py, cluster.py, event.py   axes, devices and links, what a rank did
 quantities.py, units.py, svg.py, notebook.py, version.py   numbers for people, drawings, views
 """

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
-from typing import Literal
+from typing import Annotated, Literal
+
+from echelon.core.settings.configured import Configured
+from echelon.core.settings.value_types import DEGREE, Integer, Real
 
 BalanceKind = Literal["none", "aux", "bias", "both"]
 AuxiliaryScope = Literal["global", "sequence", "microbatch"]
@@ -36,14 +39,32 @@ class Balance:
     expert ("even"), all to the first ones ("one"), none to the last one ("not-last").
     """
 
-    kind: BalanceKind = "none"
-    aux_coefficient: float = 0.01
-    aux_over: AuxiliaryScope = "global"
-    z_coefficient: float = 0.0
-    bias_rate: float = 0.001
-    capacity_factor: float | None = None
-    drop: DropRule = "position"
-    route: RouteKind = "scores"
+    kind: Annotated[
+        BalanceKind,
+        Configured("what keeps loads even: a loss, a bias of the choice, or both", name="balance"),
+    ] = "none"
+    aux_coefficient: Annotated[float, Configured("with aux: of the loss for even loads")] = 0.01
+    aux_over: Annotated[
+        AuxiliaryScope, Configured("with aux: over which tokens loads are to be even")
+    ] = "global"
+    z_coefficient: Annotated[float, Configured("of the loss for small router logits", Real())] = 0.0
+    bias_rate: Annotated[
+        float, Configured("with bias: how far it moves after a step", after="aux_over")
+    ] = 0.001
+    capacity_factor: Annotated[
+        float | None,
+        Configured(
+            "room of an expert in each sequence: times its even share",
+            Real(above=True, words=("dropless",)),
+            default="dropless",
+        ),
+    ] = None
+    drop: Annotated[
+        DropRule, Configured("with a capacity: what is dropped, later tokens or lower scores")
+    ] = "position"
+    route: Annotated[
+        RouteKind, Configured("for benchmarks and proofs: where tokens go whatever their scores")
+    ] = "scores"
 
     @property
     def has_aux(self) -> bool:
@@ -84,8 +105,19 @@ class ExpertLayout:
     that does not depend on the routing, which needs a capacity.
     """
 
-    expert_tp: int = 1
-    zero_stage: Literal[0, 1, 2, 3] = 0
-    dispatch: DispatchKind = "flat"
-    chunks: int = 1
-    padded: bool = False
+    expert_tp: Annotated[int, Configured("pieces of one expert: 1, or as many as tp", DEGREE)] = 1
+    zero_stage: Annotated[
+        Literal[0, 1, 2, 3],
+        Configured(
+            "what ranks with the same experts share out; auto: zero.stage",
+            Integer(minimum=0, maximum=3, words=("auto",)),
+            default="auto",
+        ),
+    ] = 0
+    dispatch: Annotated[DispatchKind, Configured("two-hop: a token crosses to a node once")] = (
+        "flat"
+    )
+    chunks: Annotated[int, Configured("parts of a microbatch that travel one by one")] = 1
+    padded: Annotated[bool, Configured("with a capacity: sizes do not depend on the routing")] = (
+        False
+    )

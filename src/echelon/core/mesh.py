@@ -15,8 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Annotated
 
 from echelon.core.axis import MESH_AXES, SHARD_AXES, Axis
+from echelon.core.settings.configured import Configured
+from echelon.core.settings.value_types import DEGREE, Integer
 
 Coordinates = Mapping[Axis, int]
 
@@ -28,14 +31,24 @@ class Mesh:
     The grid has as many ranks as the product of all degrees but `ep`.
     """
 
-    pp: int = 1
-    dp_replicate: int = 1
-    dp_shard: int = 1
-    cp: int = 1
-    tp: int = 1
-    ep: int = 1
+    pp: Annotated[int, Configured("pipeline stages", DEGREE)] = 1
+    dp_replicate: Annotated[int, Configured("replicas of the whole model", DEGREE)] = 1
+    dp_shard: Annotated[int, Configured("data ranks that share out ZeRO's pieces", DEGREE)] = 1
+    cp: Annotated[int, Configured("pieces of a sequence (context parallel)", DEGREE)] = 1
+    tp: Annotated[int, Configured("pieces of a matrix (tensor parallel)", DEGREE)] = 1
+    ep: Annotated[
+        int, Configured("shares of the experts, folded over dp_shard x cp (x tp)", DEGREE)
+    ] = 1
     replicas_outermost: bool = False
-    servers: int = 0
+    servers: Annotated[
+        int,
+        Configured(
+            "parameter servers beside the mesh: ranks that keep the model and update it",
+            Integer(minimum=0, maximum=10_000),
+            name="count",
+            table="servers",
+        ),
+    ] = 0
 
     @property
     def order(self) -> tuple[Axis, ...]:

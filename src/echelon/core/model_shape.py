@@ -9,10 +9,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Annotated, Literal
 
 from echelon.core.attention_mask import AttentionMask
 from echelon.core.choices.lora import Lora
+from echelon.core.settings.configured import Configured
+from echelon.core.settings.list_types import NumberList, TextList, WordList
+from echelon.core.settings.value_types import (
+    EXPERT_COUNT,
+    FRACTION,
+    FROM_ZERO,
+    OPTIONAL_COUNT,
+    OPTIONAL_REAL,
+    Integer,
+    Real,
+)
+
+FRACTION_OF_HEAD = Real(above=True, maximum=1.0)
 
 NormKind = Literal["rmsnorm", "layernorm"]
 PositionKind = Literal["rope", "learned"]
@@ -31,27 +44,54 @@ RopeKind = Literal["llama3", "linear", "yarn", "longrope"]
 class RopeScaling:
     """Say how rotary frequencies are stretched: `models/rotary.py` has the formulas."""
 
-    kind: RopeKind = "llama3"
+    kind: Annotated[RopeKind, Configured("how frequencies are stretched")] = "llama3"
     """The formula; fields that it does not read are as they stand here."""
-    factor: float
+    factor: Annotated[float, Configured("how far low ones stretch", Real(minimum=1.0))]
     """How many times as long positions become."""
-    original_positions: int | None = None
+    original_positions: Annotated[
+        int | None,
+        Configured("all but linear: positions before stretching", OPTIONAL_COUNT, default="none"),
+    ] = None
     """Positions before stretching; linear needs none."""
-    low_frequency_factor: float | None = None
+    low_frequency_factor: Annotated[
+        float | None,
+        Configured("llama3: stretch those of fewer turns", OPTIONAL_REAL, default="none"),
+    ] = None
     """Of llama3: frequencies of fewer turns over the original positions are stretched whole."""
-    high_frequency_factor: float | None = None
+    high_frequency_factor: Annotated[
+        float | None, Configured("llama3: keep those of more turns", OPTIONAL_REAL, default="none")
+    ] = None
     """Of llama3: those of more turns are kept."""
-    slow_turns: float = 1.0
+    slow_turns: Annotated[float, Configured("yarn: stretch those of fewer turns")] = 1.0
     """Of yarn: frequencies of fewer turns over the original positions are stretched whole."""
-    fast_turns: float = 32.0
+    fast_turns: Annotated[float, Configured("yarn: keep those of more turns")] = 32.0
     """Of yarn: those of more turns are kept."""
-    whole_dims: bool = True
+    whole_dims: Annotated[bool, Configured("yarn: blend between whole dims")] = True
     """Of yarn: whether the blend between begins and ends at a whole frequency."""
-    attention_factor: float | None = None
+    attention_factor: Annotated[
+        float | None,
+        Configured(
+            "yarn, longrope: of cosines and sines; none: the paper's formula",
+            OPTIONAL_REAL,
+            default="none",
+        ),
+    ] = None
     """Of yarn and longrope: what cosines and sines are multiplied by; None: the paper's formula."""
-    short_factors: tuple[float, ...] = ()
+    short_factors: Annotated[
+        tuple[float, ...],
+        Configured(
+            "longrope: a divisor for each frequency, up to the original positions",
+            NumberList(words=("none",)),
+            default="none",
+        ),
+    ] = ()
     """Of longrope: a divisor for each frequency, of sequences up to the original positions."""
-    long_factors: tuple[float, ...] = ()
+    long_factors: Annotated[
+        tuple[float, ...],
+        Configured(
+            "longrope: the same of longer sequences", NumberList(words=("none",)), default="none"
+        ),
+    ] = ()
     """Of longrope: the same of longer sequences."""
 
 
@@ -64,18 +104,20 @@ class Rotary:
     turns nothing; 0: all blocks turn.
     """
 
-    fraction: float = 1.0
-    interleaved: bool = False
-    none_every: int = 0
+    fraction: Annotated[float, Configured("of a head that turns", FRACTION_OF_HEAD)] = 1.0
+    interleaved: Annotated[bool, Configured("whether files keep pairs side by side")] = False
+    none_every: Annotated[
+        int, Configured("each so many-th block turns nothing; 0: all", FROM_ZERO)
+    ] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Multipliers:
     """Give fixed factors: of token vectors, of what a branch adds to the stream, and of logits."""
 
-    embedding: float = 1.0
-    residual: float = 1.0
-    logits: float = 1.0
+    embedding: Annotated[float, Configured("of token vectors")] = 1.0
+    residual: Annotated[float, Configured("of what a branch adds to the stream")] = 1.0
+    logits: Annotated[float, Configured("of logits")] = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,50 +127,60 @@ class LatentAttention:
     Without a `query_rank` queries come out of the stream, as keys and values do elsewhere.
     """
 
-    query_rank: int | None
-    kv_rank: int
-    nope_dim: int
-    rope_dim: int
-    value_dim: int
+    query_rank: Annotated[
+        int | None,
+        Configured(
+            "rank of the query projection; none: queries come out of the stream", OPTIONAL_COUNT
+        ),
+    ]
+    kv_rank: Annotated[int, Configured("rank of the key/value projection")]
+    nope_dim: Annotated[int, Configured("head dim without rotary positions")]
+    rope_dim: Annotated[int, Configured("head dim with rotary positions")]
+    value_dim: Annotated[int, Configured("head dim of the values")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """Give the mixture-of-experts part of a block."""
 
-    num_experts: int
+    num_experts: Annotated[int, Configured("routed experts per block", EXPERT_COUNT)]
     """Experts of a block, shared ones apart."""
-    top_k: int
+    top_k: Annotated[int, Configured("experts that a token meets")]
     """Experts that a token meets: those with the highest scores."""
-    ffn: int
+    ffn: Annotated[int, Configured("inner width of one expert")]
     """Inner width F of one expert."""
-    shared_experts: int = 0
+    shared_experts: Annotated[int, Configured("experts that every token meets", FROM_ZERO)] = 0
     """Experts that every token meets, beside the `top_k`."""
-    first_dense_layers: int = 0
+    first_dense_layers: Annotated[int, Configured("blocks with a dense MLP first", FROM_ZERO)] = 0
     """Blocks from the first on that have a dense MLP."""
-    router: RouterKind = "softmax"
+    router: Annotated[RouterKind, Configured("of the scores")] = "softmax"
     """How scores are made: a softmax over all experts, or a sigmoid each."""
-    router_bias: bool = False
+    router_bias: Annotated[bool, Configured("a bias that takes part in the choice")] = False
     """Whether a bias is added to the scores; it takes part in the choice only."""
-    renormalise: bool = True
+    renormalise: Annotated[bool, Configured("whether weights of experts add up to 1")] = True
     """Whether the scores that weigh the outputs are made to add up to 1."""
-    gate_scale: float = 1.0
+    gate_scale: Annotated[float, Configured("factor of the weights of experts")] = 1.0
     """What those scores are multiplied by."""
-    groups: int = 1
+    groups: Annotated[int, Configured("groups of experts, of equal size")] = 1
     """Groups of experts; the chosen ones come out of `top_groups` of them."""
-    top_groups: int = 1
+    top_groups: Annotated[int, Configured("groups that a token's experts come out of")] = 1
     """Groups to choose from: the best by `group_score`."""
-    group_score: GroupScore = "top-2"
+    group_score: Annotated[
+        GroupScore, Configured("with groups: of its two best scores the sum, or the best one")
+    ] = "top-2"
     """What ranks a group: the sum of its two best scores (DeepSeek-V3, 2024, section 2.1.2), or the
     best one ("max": DeepSeek-V2, 2024, section 2.2.2)."""
-    logit_bias: bool = False
+    logit_bias: Annotated[bool, Configured("whether logits of routers have a bias")] = False
     """Whether the logits of a router have a bias, which is trained as its matrix is."""
-    bias: bool = False
+    bias: Annotated[bool, Configured("whether matrices of routed experts have biases")] = False
     """Whether the matrices of routed experts have biases."""
-    limit: float | None = None
+    limit: Annotated[
+        float | None,
+        Configured("clamped SwiGLU: how large gates may be", OPTIONAL_REAL, default="none"),
+    ] = None
     """Of a clamped SwiGLU: an expert's gate is at most this, and its other columns within this of 0
     (gpt-oss, 2025); None: SwiGLU."""
-    alpha: float = 1.702
+    alpha: Annotated[float, Configured("with limit: gate x sigmoid(alpha x gate)")] = 1.702
     """Of a clamped SwiGLU: (up + 1) x gate x sigmoid(alpha x gate)."""
 
 
@@ -136,83 +188,126 @@ class Experts:
 class ModelShape:
     """Hold the counts that define a decoder."""
 
-    name: str
+    name: Annotated[str, Configured("what reports call the model")]
     """What it is called in reports."""
-    layers: int
+    layers: Annotated[int, Configured("number of blocks", Integer(maximum=10_000))]
     """Blocks."""
-    hidden: int
+    hidden: Annotated[int, Configured("width of the residual stream")]
     """Width D of the residual stream."""
-    heads: int
+    heads: Annotated[int, Configured("number of query heads", Integer(maximum=2**20))]
     """Query heads of a block."""
-    kv_heads: int
+    kv_heads: Annotated[int, Configured("number of key/value heads; else as many as heads")]
     """Key/value heads of a block."""
-    head_dim: int
+    head_dim: Annotated[int, Configured("width of a head; else hidden / heads")]
     """Width of a head; `heads` x `head_dim` is the width of attention."""
-    ffn: int
+    ffn: Annotated[int, Configured("inner width of the dense MLP")]
     """Inner width F of a dense MLP."""
-    vocab: int
+    vocab: Annotated[int, Configured("number of token ids")]
     """Token ids V."""
-    max_positions: int
+    max_positions: Annotated[int, Configured("longest sequence")]
     """Positions of the longest sequence."""
-    gated: bool = True
+    gated: Annotated[bool, Configured("whether the MLP has a gate (SwiGLU, GeGLU)")] = True
     """Whether the MLP has a gate (SwiGLU) or not (GELU)."""
-    activation: Activation = "silu"
+    activation: Annotated[Activation, Configured("inside the MLP; gelu is the tanh form")] = "silu"
     """The function inside the MLP."""
-    tied: bool = False
+    tied: Annotated[bool, Configured("whether the head is the embedding")] = False
     """Whether the head is the transposed embedding."""
-    norm: NormKind = "rmsnorm"
+    norm: Annotated[NormKind, Configured("kind of norm")] = "rmsnorm"
     """The kind of all norms."""
-    norm_eps: float = 1e-5
+    norm_eps: Annotated[float, Configured("added to the variance in a norm")] = 1e-5
     """What is added to the mean square (or variance) before its root."""
-    positions: PositionKind = "rope"
+    positions: Annotated[PositionKind, Configured("how order enters")] = "rope"
     """How order enters: rotations of queries and keys, or a learned table."""
-    rope_theta: float = 10_000.0
+    rope_theta: Annotated[float, Configured("base of the rotary frequencies")] = 10_000.0
     """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = None
     """How the frequencies are stretched, if they are."""
-    qk_norm: bool = False
+    qk_norm: Annotated[bool, Configured("whether queries and keys are normed")] = False
     """Whether queries and keys are normed."""
-    qkv_bias: bool = False
+    qkv_bias: Annotated[bool, Configured("whether q, k and v have a bias")] = False
     """Whether queries, keys and values have a bias."""
-    output_bias: bool = False
+    output_bias: Annotated[bool, Configured("whether attention's output has a bias")] = False
     """Whether the output projection of attention has a bias."""
-    mlp_bias: bool = False
+    mlp_bias: Annotated[bool, Configured("whether the MLP has biases")] = False
     """Whether the projections of the MLP have a bias."""
-    initial_std: float = 0.02
+    initial_std: Annotated[float, Configured("standard deviation of the first weights")] = 0.02
     """Standard deviation of the initial weights."""
-    dropout: float = 0.0
+    dropout: Annotated[
+        float, Configured("of embeddings and of both outputs of a block", FRACTION)
+    ] = 0.0
     """Probability that an element is dropped."""
-    causal: bool = True
+    causal: Annotated[
+        bool,
+        Configured(
+            "false: queries meet later keys too, so each sees its own label (the next token)"
+        ),
+    ] = True
     """Whether a query meets only the keys at and before it."""
-    window: int | None = None
+    window: Annotated[
+        int | None,
+        Configured("a query meets keys nearer than this many", OPTIONAL_COUNT, default="none"),
+    ] = None
     """Positions beyond which a query meets no key; None for no such limit."""
     rotary: Rotary = Rotary()
     """Which dims of a head turn, in which blocks, where positions are rotary."""
     multipliers: Multipliers = Multipliers()
     """Fixed factors on the way through the model."""
-    norm_place: NormPlace = "before"
+    norm_place: Annotated[NormPlace, Configured("of a branch: where its norms stand")] = "before"
     """Whether a branch has a norm before it, one after it (of what it adds), or both."""
-    residual: Residual = "sequential"
+    residual: Annotated[
+        Residual, Configured("parallel: attention and MLP read the same stream")
+    ] = "sequential"
     """Whether the MLP reads the stream after attention; or both read the same stream in parallel,
     each through a norm of its own, or both through one."""
-    qk_norm_over: QKNorm = "head"
+    qk_norm_over: Annotated[
+        QKNorm, Configured("with qk_norm: over each head, or over all together", after="qk_norm")
+    ] = "head"
     """With `qk_norm`: whether over each head, or over the width of all heads together."""
-    norm_offset: float = 0.0
+    norm_offset: Annotated[
+        float, Configured("files keep norm weights less this: 1 for Gemma's", Real())
+    ] = 0.0
     """How much less files keep of a norm's weight than what multiplies: 1 for those of Gemma."""
-    layer_kinds: tuple[LayerKind, ...] = ()
+    layer_kinds: Annotated[
+        tuple[LayerKind, ...],
+        Configured(
+            "with a window: the kinds of the first blocks, repeated; global ones have none",
+            WordList(options=("local", "global"), words=("local",)),
+            default="local",
+        ),
+    ] = ()
     """Which blocks have the window: the kinds of the first ones, repeated from block to block; none
     for all blocks."""
-    local_rope_theta: float | None = None
+    local_rope_theta: Annotated[
+        float | None,
+        Configured(
+            "base of the rotary frequencies of local blocks, where it is another one",
+            OPTIONAL_REAL,
+            default="none",
+        ),
+    ] = None
     """Base of the rotary frequencies of blocks with the window, which are not stretched then; None
     for those of all blocks (Gemma 3, 2025, section 2.1)."""
-    soft_cap: float | None = None
+    soft_cap: Annotated[
+        float | None, Configured("of scores s: cap x tanh(s / cap)", OPTIONAL_REAL, default="none")
+    ] = None
     """Makes a score s into c tanh(s / c) for a cap of c (Gemma 2, 2024, section 2); None leaves
     it."""
-    final_soft_cap: float | None = None
+    final_soft_cap: Annotated[
+        float | None, Configured("the same of logits", OPTIONAL_REAL, default="none")
+    ] = None
     """The same of logits; None leaves them."""
-    attention_scale: float | None = None
+    attention_scale: Annotated[
+        float | None,
+        Configured(
+            "products of queries and keys times this; none: over the root of head_dim",
+            OPTIONAL_REAL,
+            default="none",
+        ),
+    ] = None
     """What products of queries and keys are multiplied by; None for 1 / sqrt(head_dim)."""
-    sinks: bool = False
+    sinks: Annotated[
+        bool, Configured("whether heads have a learned score beside those of keys")
+    ] = False
     """Whether each query head has a learned score beside those of keys, which takes its share of
     the softmax and gives nothing (gpt-oss, 2025)."""
     latent: LatentAttention | None = None
@@ -221,9 +316,20 @@ class ModelShape:
     """The experts of its blocks; None for a dense model."""
     lora: Lora | None = None
     """The adapters that are trained over its frozen weights; None: all weights are trained."""
-    assumed: tuple[str, ...] = ()
+    assumed: Annotated[
+        tuple[str, ...],
+        Configured(
+            "what is taken to be so of a config.json whose model_type is not known",
+            TextList(words=("none",)),
+            default="none",
+            after="name",
+        ),
+    ] = ()
     """What is taken to be so of an architecture that is not known; nothing where it is known."""
-    assume: bool = False
+    assume: Annotated[
+        bool,
+        Configured("whether a model of which something is assumed is trained", after="assumed"),
+    ] = False
     """Whether its user has said yes to that, so that it may be trained."""
 
     @property

@@ -28,6 +28,21 @@ from echelon.core.messages.removed_settings import without_removed
 from echelon.core.model_shape import ModelShape
 from echelon.core.notebook import NOTEBOOK_VIEWS
 from echelon.core.serialize import content_hash, decode_json, from_json, to_json
+from echelon.core.settings.configured import Configured
+from echelon.core.settings.list_types import ChoiceList
+from echelon.core.settings.value_types import (
+    AT_LEAST_TWO,
+    AUTO_BYTES,
+    FRACTION,
+    FROM_ZERO,
+    LOSS_SCALE,
+    NUMBERS_OR_ZERO,
+    OPTIONAL_REAL,
+    Choice,
+    Integer,
+    Real,
+    StageLists,
+)
 
 DType = Literal["fp64", "fp32", "bf16", "fp16"]
 DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
@@ -58,35 +73,51 @@ PLAN_SCHEMA = 8  # of the written JSON
 class Precision:
     """Give the dtype of parameters, gradients, their reduction, and the master copy."""
 
-    parameters: DType = "fp32"
+    parameters: Annotated[
+        DType,
+        Configured("in forward and backward; bf16 if a run sets no dtype and its devices have it"),
+    ] = "fp32"
     """Dtype that forward and backward compute in."""
-    gradients: DType = "fp32"
+    gradients: Annotated[DType, Configured("as they accumulate")] = "fp32"
     """Dtype in which gradients accumulate."""
-    reduction: DType = "fp32"
+    reduction: Annotated[DType, Configured("as they are summed over ranks")] = "fp32"
     """Dtype in which gradients are summed over ranks."""
-    master: DType = "fp32"
+    master: Annotated[DType, Configured("of the copy that the optimizer updates")] = "fp32"
     """Dtype of the copy that the optimizer updates; no copy where it is that of `parameters`."""
-    loss_scaling: LossScaling = "none"
+    loss_scaling: Annotated[LossScaling, Configured("what keeps fp16 gradients above zero")] = (
+        "none"
+    )
     """Whether the loss is multiplied before backward: never, by a fixed or by a changing scale."""
-    loss_scale: float = 65536.0
+    loss_scale: Annotated[float, Configured("factor of the loss, at first", LOSS_SCALE)] = 65536.0
     """The fixed scale, or the one that "dynamic" starts with."""
-    loss_scale_window: int = 1000
+    loss_scale_window: Annotated[int, Configured("dynamic: steps until it doubles")] = 1000
     """Steps without overflow after which a dynamic scale doubles."""
-    loss_scale_min: float = 1.0
+    loss_scale_min: Annotated[float, Configured("dynamic: it never falls below", LOSS_SCALE)] = 1.0
     """The least that a dynamic scale becomes."""
-    loss_scale_hysteresis: int = 1
+    loss_scale_hysteresis: Annotated[int, Configured("dynamic: overflows until it halves")] = 1
     """Overflows after which a dynamic scale halves."""
-    matmul: MatmulDType = "parameters"
+    matmul: Annotated[MatmulDType, Configured("what linear layers of blocks multiply")] = (
+        "parameters"
+    )
     """What linear layers of blocks multiply: `parameters`, or these rounded to 8 bits."""
-    fp8_block: int = 128
+    fp8_block: Annotated[int, Configured("fp8: numbers of a row that share a scale")] = 128
     """Numbers of a row that share a scale in 8 bits, and rows and columns of a weight that do."""
-    fp8_scales: Fp8Scales = "block"
+    fp8_scales: Annotated[Fp8Scales, Configured("fp8: what shares a scale")] = "block"
     """What shares a scale in 8 bits: such a block, or a whole tensor of the global batch."""
-    fp8_history: int = 16
+    fp8_history: Annotated[int, Configured("fp8: steps that scales of tensors look back on")] = 16
     """Steps before whose largest numbers the scales of whole tensors come from."""
-    fp8_gradients: Fp8Format = "e4m3"
+    fp8_gradients: Annotated[
+        Fp8Format,
+        Configured(
+            "fp8: format of the gradients of outputs",
+            Choice(options=("e4m3", "e5m2", "auto")),
+            default="auto",
+        ),
+    ] = "e4m3"
     """Format of the gradients of outputs in 8 bits; all else is e4m3."""
-    int8_block: int = 0
+    int8_block: Annotated[
+        int, Configured("int8: numbers of a row that share a scale", default=128, table="zero")
+    ] = 0
     """Numbers of a row that share a scale where matrices are used rounded to int8; 0: they are
     not."""
 
@@ -110,37 +141,43 @@ class Precision:
 class Optimizer:
     """Give the optimizer and its learning rate over the steps."""
 
-    kind: OptimizerKind = PLAIN_OPTIMIZER
+    kind: Annotated[OptimizerKind, Configured("the update")] = PLAIN_OPTIMIZER
     """A name in `core/choices/optimizers.py`, whose record says which of the fields from `beta1` to
     `newton_schulz_steps` it uses."""
-    learning_rate: float = 3e-4
+    learning_rate: Annotated[float, Configured("at its peak")] = 3e-4
     """The highest learning rate, which warm-up ends at."""
-    beta1: float = 0.9
+    beta1: Annotated[float, Configured("decay of the first moment", FRACTION)] = 0.9
     """Decay of AdamW's mean of gradients, per step."""
-    beta2: float = 0.95
+    beta2: Annotated[float, Configured("decay of the second moment", FRACTION)] = 0.95
     """Decay of AdamW's mean of squared gradients, per step."""
-    eps: float = 1e-8
+    eps: Annotated[float, Configured("added to the root of the second moment")] = 1e-8
     """What AdamW adds to the root of the mean square."""
-    momentum: float = 0.95
+    momentum: Annotated[float, Configured("of sgd and muon", FRACTION)] = 0.95
     """Decay of the momentum of SGD and Muon, per step."""
-    newton_schulz_steps: int = 5
+    newton_schulz_steps: Annotated[
+        int, Configured("of muon's orthogonalisation", Integer(maximum=100))
+    ] = 5
     """Iterations that make a matrix of Muon orthogonal."""
-    weight_decay: float = 0.1
+    weight_decay: Annotated[float, Configured("of what optimizer.decay names", Real())] = 0.1
     """Part of a weight that a step of learning rate 1 takes away."""
-    decay: DecayRule = "matrices"
+    decay: Annotated[
+        DecayRule, Configured("what decays: matrices, those of blocks only, or all")
+    ] = "matrices"
     """What takes weight decay: "matrices", those of "blocks" only (no embedding, no head), or
     "all"."""
-    clip_norm: float | None = 1.0
+    clip_norm: Annotated[float | None, Configured("largest gradient norm", OPTIONAL_REAL)] = 1.0
     """Largest norm of all gradients; None leaves gradients as they are."""
-    schedule: LearningRateSchedule = "cosine"
+    schedule: Annotated[LearningRateSchedule, Configured("of the learning rate after warm-up")] = (
+        "cosine"
+    )
     """How the learning rate falls after warm-up; "wsd" stays flat and falls linearly at the end."""
-    warmup_steps: int = 0
+    warmup_steps: Annotated[int, Configured("steps of linear rise", FROM_ZERO)] = 0
     """Steps over which the learning rate rises linearly from 0."""
-    decay_steps: int = 0
+    decay_steps: Annotated[int, Configured("steps of the fall at the end of wsd", FROM_ZERO)] = 0
     """Last steps over which "wsd" falls."""
     total_steps: int = 1
     """Step at which the learning rate has reached its last value."""
-    final_ratio: float = 0.1
+    final_ratio: Annotated[float, Configured("last / peak learning rate", Real(maximum=1.0))] = 0.1
     """The last learning rate over the highest."""
 
 
@@ -150,13 +187,22 @@ class Mathematics:
 
     model: ModelShape
     """What is trained."""
-    global_sequences: int
+    global_sequences: Annotated[int, Configured("sequences of one optimizer step")]
     """Sequences of a step, over all ranks."""
-    sequence_length: int
+    sequence_length: Annotated[int, Configured("tokens of a sequence")]
     """Tokens of each."""
-    documents: Documents = "joined"
+    documents: Annotated[
+        Documents, Configured("separate: attention stays inside each document")
+    ] = "joined"
     """Whether attention crosses documents of a sequence, or stays inside of each."""
-    seed: int = 0
+    seed: Annotated[
+        int,
+        Configured(
+            "of the first weights, the sample order and dropout",
+            Integer(minimum=0, maximum=2**63 - 1),
+            table="train",
+        ),
+    ] = 0
     """Of first weights, the order of samples and dropout."""
     precision: Precision = field(default_factory=Precision)
     """In which dtypes."""
@@ -177,34 +223,85 @@ class Zero:
     It is cut into slices over `dp_shard` (x `cp`); see Rajbhandari et al., "ZeRO", 2020.
     """
 
-    stage: ZeroStage = 0
+    stage: Annotated[
+        ZeroStage,
+        Configured("what data ranks share out: nothing at 0", Integer(minimum=0, maximum=3)),
+    ] = 0
     """What is cut: nothing at 0, optimizer state at 1, gradients too at 2, parameters too at 3."""
-    bucket_bytes: int = 25 * 2**20
+    bucket_bytes: Annotated[
+        int,
+        Configured(
+            "gradients that are reduced together; auto: more over more data ranks of GPUs",
+            AUTO_BYTES,
+            default="auto",
+        ),
+    ] = 25 * 2**20
     """Bytes of gradients that are reduced together."""
-    accumulate: Accumulation = "whole"
+    accumulate: Annotated[
+        Accumulation,
+        Configured(
+            "how gradients of microbatches add up; auto: slices from stage 2 on",
+            Choice(options=("auto", "whole", "slices")),
+            default="auto",
+        ),
+    ] = "whole"
     """How gradients of microbatches add up: "whole", and reduced once per step, or in "slices"."""
-    reshard_after_forward: bool = True
+    reshard_after_forward: Annotated[
+        bool,
+        Configured(
+            "at stage 3: whether a unit is gathered again for backward",
+            Choice(options=("auto", "always", "never")),
+            default="auto",
+        ),
+    ] = True
     """At stage 3, whether parameters are freed after each use, or once per step."""
-    prefetch: int = 1
+    prefetch: Annotated[
+        int, Configured("units gathered ahead", Integer(minimum=0, maximum=10_000))
+    ] = 1
     """At stage 3, blocks whose parameters are gathered ahead of their use."""
-    unit_blocks: int = 1
+    unit_blocks: Annotated[int, Configured("blocks gathered together", Integer(maximum=10_000))] = 1
     """At stage 3, blocks that are gathered together; both ends are units too."""
-    keep_whole_below: int = 0
+    keep_whole_below: Annotated[
+        int, Configured("elements: smaller parameters are not cut", NUMBERS_OR_ZERO)
+    ] = 0
     """Elements below which a parameter is never cut."""
-    secondary: bool = False
+    secondary: Annotated[
+        bool,
+        Configured(
+            "at stage 3: slices of what was gathered stay in each node, where it is gathered again"
+        ),
+    ] = False
     """At stage 3, whether all gathers of a step but a unit's first stay in its node."""
-    gather: GatherDType = "parameters"
+    gather: Annotated[
+        GatherDType,
+        Configured(
+            "at stage 3: gather parameters, codes of weights multiplied in 8 bits, "
+            "or rounded matrices"
+        ),
+    ] = "parameters"
     """At stage 3, what is gathered: parameters, codes of weights that are multiplied in 8 bits
     (`parallel/fp8_gather.py`), or matrices in int8 (`parallel/storage/int8_gather.py`)."""
-    reduce: ReduceKind = "exact"
+    reduce: Annotated[
+        ReduceKind,
+        Configured(
+            "how gradients are summed into slices: exactly, or rounded, in nodes "
+            "and then across them"
+        ),
+    ] = "exact"
     """How ranks sum gradients into slices: as they are, or in two hops of rounded integers."""
-    optimizer_offload: OffloadTarget = "none"
+    optimizer_offload: Annotated[OffloadTarget, Configured("where optimizer state rests")] = "none"
     """Where slices of optimizer state are between uses."""
-    parameter_offload: OffloadTarget = "none"
+    parameter_offload: Annotated[OffloadTarget, Configured("where slices of parameters rest")] = (
+        "none"
+    )
     """Where slices of parameters are between uses."""
-    offload_dir: str = ""
+    offload_dir: Annotated[
+        str, Configured("folder of the files of nvme", default="none", path=True)
+    ] = ""
     """Folder of the files of "nvme"."""
-    offload_buffers: int = 2
+    offload_buffers: Annotated[
+        int, Configured("with nvme: buckets in memory at once", AT_LEAST_TWO)
+    ] = 2
     """Buckets of "nvme" that are in memory at once."""
 
 
@@ -217,9 +314,16 @@ class Pipeline:
     actions of each where no builder makes them, but a file ("file") or a search ("auto").
     """
 
-    schedule: str = "1f1b"
-    virtual_stages: int = 1
-    stages: tuple[tuple[int, ...], ...] = ()
+    schedule: Annotated[str, Configured("order of forward and backward passes")] = "1f1b"
+    virtual_stages: Annotated[int, Configured("stages on each pipeline rank")] = 1
+    stages: Annotated[
+        tuple[tuple[int, ...], ...],
+        Configured(
+            "the blocks of each stage; auto: balanced by time, even: by number",
+            StageLists(),
+            default="auto",
+        ),
+    ] = ()
     rows: tuple[str, ...] = ()
 
 
@@ -232,10 +336,22 @@ class Recompute:
     `operators` are made again; with experts, those of attention.
     """
 
-    policy: RecomputePolicy = "none"
-    every: int = 1
-    offload: Literal["none", "host"] = "none"
-    operators: tuple[RecomputedOperator, ...] = ()
+    policy: Annotated[
+        RecomputePolicy, Configured("what is redone: nothing, operators of blocks, or blocks")
+    ] = "none"
+    every: Annotated[int, Configured("with full: every how many blocks")] = 1
+    offload: Annotated[
+        Literal["none", "host"], Configured("with full: where stored inputs wait for backward")
+    ] = "none"
+    operators: Annotated[
+        tuple[RecomputedOperator, ...],
+        Configured(
+            "redone in blocks not redone whole; auto: norm and activation with selective",
+            ChoiceList(options=("norm", "activation", "mlp", "attention")),
+            default="auto",
+            after="policy",
+        ),
+    ] = ()
 
     def recomputes(self, layer: int) -> bool:
         """Return whether block `layer` is recomputed in full."""
@@ -259,9 +375,21 @@ class Context:
     `attention` is the kernel of what is on a rank (`core/choices/kernels.py`).
     """
 
-    kind: ContextKind = PLAIN_CONTEXT_KIND
-    ulysses_degree: int = 1
-    attention: AttentionKernel = "auto"
+    kind: Annotated[
+        ContextKind, Configured("how attention meets the other pieces of a sequence")
+    ] = PLAIN_CONTEXT_KIND
+    ulysses_degree: Annotated[
+        int,
+        Configured(
+            "with ulysses-ring: ranks that exchange heads, neighbours; the ring has cp / this many",
+            Integer(words=("auto",)),
+            default="auto",
+        ),
+    ] = 1
+    attention: Annotated[
+        AttentionKernel,
+        Configured("the kernel that computes attention; auto: the fastest that takes the run"),
+    ] = "auto"
 
     @property
     def record(self) -> ContextKindRecord:
@@ -273,7 +401,15 @@ class Context:
 class Collectives:
     """Say how ranks sum and gather (`core/choices/collective_algorithms.py`)."""
 
-    algorithm: CollectiveAlgorithm = BACKEND
+    algorithm: Annotated[
+        CollectiveAlgorithm,
+        Configured(
+            "how ranks sum and gather; auto: hierarchical over Gloo where that is faster, "
+            "else backend",
+            Choice(options=("auto", *COLLECTIVE_ALGORITHMS)),
+            default="auto",
+        ),
+    ] = BACKEND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,13 +418,21 @@ class Layout:
 
     mesh: Mesh
     """Into how many ranks each axis splits."""
-    microbatch_sequences: int
+    microbatch_sequences: Annotated[
+        int, Configured("sequences of one forward pass of one rank", default=1, table="batch")
+    ]
     """Sequences of one forward pass of one rank."""
     pipeline: Pipeline
     """The schedule, and the blocks of each stage."""
-    sequence_parallel: bool = False
+    sequence_parallel: Annotated[bool, Configured("split norms and residuals over tp too")] = False
     """Whether the residual stream is split over `tp`, too."""
-    tp_overlap: TensorOverlapKind = "none"
+    tp_overlap: Annotated[
+        TensorOverlapKind,
+        Configured(
+            "how products over tp run beside the messages of their own rows, chunk by chunk",
+            Choice(options=("none", "ring", "symmetric-memory", "auto")),
+        ),
+    ] = "none"
     """How products run beside the messages of their own rows, where the stream is split: not, in
     chunks around a ring of tensor ranks, or by fused operators on GPUs."""
     zero: Zero = field(default_factory=Zero)

@@ -118,8 +118,11 @@ def _decode_literal(kind: Any, data: Any, where: str) -> object:
     return data
 
 
-def _decode_name(kind: Any, data: Any, where: str) -> object:
-    names = cast("Registry[Any]", get_args(kind)[1])
+def _decode_annotated(kind: Any, data: Any, where: str) -> object:
+    plain, *extras = get_args(kind)
+    names = next((one for one in extras if isinstance(one, Registry)), None)
+    if names is None:
+        return _decode(plain, data, where)
     if not isinstance(data, str) or data not in names:
         raise ValueError(f"{where}: {data!r} is none of {tuple(names)}")
     return data
@@ -191,7 +194,7 @@ _DECODERS: Mapping[Any, Callable[[Any, Any, str], object]] = {
     Union: _decode_union,
     types.UnionType: _decode_union,
     Literal: _decode_literal,
-    Annotated: _decode_name,
+    Annotated: _decode_annotated,
     Mapping: _decode_mapping,
     tuple: _decode_tuple,
 }

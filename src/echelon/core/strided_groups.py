@@ -58,14 +58,15 @@ class StridedGroups:
 
     def counts_on_nodes(self, start: int, node: int) -> list[int]:
         """Return how many ranks of a group each of its nodes holds, node after node."""
-        counts, last = list[int](), -1
+        counts: list[int] = []
+        here, last = 0, start // node
         for place in range(self.count):
             at = (start + self.stride * place) // node
             if at != last:
-                counts.append(0)
-            counts[len(counts) - 1] += 1
-            last = at
-        return counts
+                counts.append(here)
+                here, last = 0, at
+            here = here + 1
+        return [*counts, here]
 
     def num_nodes(self, node: int) -> int:
         """Number of nodes that hold ranks of the first group."""

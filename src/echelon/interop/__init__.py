@@ -13,7 +13,6 @@ Into a run (`echelon import`):
     followed.py         a file that a file names: its keys stand below the one that names it
     import_context.py   what the file leaves to others: model, cluster, ranks
     ranks.py            mesh, data ranks, batch, dtypes: what files of all tools say alike
-    import_report.py    the run.toml, and what became of each key
 
 Out of a plan (`echelon export`):
     plan_settings.py    a Plan -> the fewest settings that give it; its run.toml
@@ -23,7 +22,7 @@ Out of a plan (`echelon export`):
 weight_names/: under which names files and models of transformers keep parameters.
 
 Imports go down these floors; a tool that others stand on is below them:
-    export, import_report, llamafactory, axolotl > importer, accelerate, hugging_face
+    export, llamafactory, axolotl > importer, accelerate, hugging_face
     > followed, nemo > tools and the other folders of tools > formats, launcher, lenient, ranks
     > key_reader, parsing > abilities, import_context, plan_settings, shell, weight_names
 

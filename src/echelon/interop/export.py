@@ -20,10 +20,10 @@ from echelon.config.job import Job
 from echelon.config.load import load_job
 from echelon.config.plan_view import plan_settings
 from echelon.config.rules.violations import change_text
-from echelon.config.settings.value_types import toml_text
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import Plan
 from echelon.core.rulebook.interop import EXPORT_NOT_EXPRESSIBLE
+from echelon.core.settings.value_types import toml_text
 from echelon.cost.seconds.stages import split_layers
 from echelon.interop.abilities import tool_tables
 from echelon.interop.formats import ExportRefusal

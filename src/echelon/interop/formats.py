@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import cast
 
 from echelon.config.entries import Entry, flatten
-from echelon.config.settings.value_types import toml_text
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.core.serialize import decode_json
+from echelon.core.settings.value_types import toml_text
 from echelon.interop.key_reader import KeyOutcome, json_text
 from echelon.interop.parsing import syntax_problem
 

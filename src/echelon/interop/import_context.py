@@ -13,7 +13,7 @@ from math import prod
 from echelon.config.cluster.settings import DEFAULT_CLUSTER, read_cluster
 from echelon.config.entries import DEFAULT, Entry
 from echelon.config.model.settings import build_model, derive_model, expand_model
-from echelon.config.settings.schema import CLUSTER_SOURCES
+from echelon.config.schema import CLUSTER_SOURCES
 from echelon.config.view import Unavailable, View
 from echelon.core.cluster import Cluster
 from echelon.core.model_shape import ModelShape

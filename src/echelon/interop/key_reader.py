@@ -14,16 +14,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from echelon.config.entries import Entry
-from echelon.config.settings.value_types import (
-    COUNT,
-    FROM_ZERO,
-    Choice,
-    Flag,
-    Integer,
-    Real,
-    Text,
-    ValueType,
-)
 from echelon.core.errors import Problem
 from echelon.core.rulebook.config import WRONG_TYPE
 from echelon.core.rulebook.interop import (
@@ -33,6 +23,16 @@ from echelon.core.rulebook.interop import (
     IMPORT_UNKNOWN_KEY,
 )
 from echelon.core.rules import Rule, did_you_mean
+from echelon.core.settings.value_types import (
+    COUNT,
+    FROM_ZERO,
+    Choice,
+    Flag,
+    Integer,
+    Real,
+    Text,
+    ValueType,
+)
 from echelon.interop.abilities import KeyRule
 
 AUTO = "auto"

@@ -19,7 +19,7 @@ from pathlib import Path
 from echelon.config.cluster.settings import DEFAULT_CLUSTER, named_cluster, smallest_cluster
 from echelon.config.entries import Entries, Entry
 from echelon.config.reading import is_file
-from echelon.config.settings.schema import CLUSTER_SOURCES
+from echelon.config.schema import CLUSTER_SOURCES
 from echelon.core.cluster import Cluster
 from echelon.core.errors import Problem
 from echelon.core.rulebook.interop import IMPORT_RANKS

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from echelon.config.entries import Entry
 from echelon.config.job import Job
 from echelon.config.load import resolve
+from echelon.config.schema import SETTINGS
 from echelon.config.setting_layers import SettingLayers
-from echelon.config.settings.schema import SETTINGS
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.rulebook.config import NO_EFFECT
 from echelon.core.rulebook.interop import IMPORT_ALLOW

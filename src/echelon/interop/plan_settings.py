@@ -24,14 +24,14 @@ from echelon.config.model.settings import build_model, derive_model, expand_mode
 from echelon.config.plan_view import model_settings, plan_settings, settings_under
 from echelon.config.presets import preset_names
 from echelon.config.rules.training import SOURCE_KEY, data_is_named
+from echelon.config.schema import SETTINGS
 from echelon.config.setting_layers import SettingLayers
-from echelon.config.settings.list_types import NO_MIXTURE
-from echelon.config.settings.schema import SETTINGS
-from echelon.config.settings.value_types import toml_tables, toml_text
 from echelon.config.view import View
 from echelon.core.errors import ConfigError
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan
+from echelon.core.settings.list_types import NO_MIXTURE
+from echelon.core.settings.value_types import toml_tables, toml_text
 from echelon.schedule.files import schedule_csv
 from echelon.schedule.from_plan import schedule_from_plan
 

@@ -10,7 +10,7 @@ room.py             room for the planned bytes, and a compiler for kernels
 desync/             who is out of step, by what all ranks have called
 environment.py      the one table of environment variables
 launchers.py        ranks by MPI, Slurm and Kubernetes, in the names of torchrun; tf_config.py
-gpu_variables.py    variables that ranks on GPUs get; gpus.py: the GPUs of this machine
+gpus.py             the GPUs of this machine, and variables that ranks on them get
 host.py             cores and memory of this host
 root_cause.py       which of several faults came first
 stop.py             a request to stop; companion.py: a process beside a run

@@ -17,7 +17,7 @@ from echelon.core.rulebook.launch import (
     TF_CONFIG_AGREES,
     TF_CONFIG_SERVERS,
 )
-from echelon.launch.gpu_variables import (
+from echelon.launch.gpus import (
     ALLOCATOR,
     CONNECTIONS,
     NCCL_CALLS,

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who holds what, and what is sent where: numbers and names, no tensors.
 
-stage                             stages and parameters of a rank, and their update rules
-buckets, slots, module_buckets    flat buckets, places in them, and those of any module
-muon                              which rank orthogonalises which matrix
-context_work, ring_transfers      what a context rank computes, and which rows travel
-context_resident                  which rows of others it holds, step by step
-expert_load                       where tokens go, recorded or balanced
+stage            stages and parameters of a rank, and their update rules
+data_groups      ranks that share out and sum; the nodes among them
+buckets, slots   flat buckets, and places in them; where each parameter is
+muon             which rank orthogonalises which matrix
+context_work     attention that a context rank computes
+ring_transfers   rows that travel on a ring, and rows that a place holds, step by step
+attention_tiles  queries and keys as pieces for kernels
+expert_load      where tokens go, recorded or balanced
+islands          islands of local SGD, and blocks of outer gradients
+servers          ranges of parameter servers
+modules          the same of any module: buckets, stages, tensor pieces
 """

@@ -4,10 +4,19 @@
 The engine builds its buckets from this and the byte formulas add it up, so they cannot differ.
 A *unit* is what a forward pass uses at a time: "embedding", one block ("layers.3"), or "head"
 (the last norm and the matrix of the logits).
+
+Linear layers that read the same input share the scales of whole tensors (`fp8_groups`). A group has
+one scale for its input, one for the gradient of its outputs side by side, one for its weights side
+by side: so one product on a rank has one scale on either side. All experts of a layer share theirs,
+for which rank has which expert, and how many rows it gets, is no part of the mathematics.
+
+A variable that is whole in several places is mirrored (`variables`): ranks update their copies
+alike, and their bits stay the same.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,15 +26,16 @@ from typing import Literal
 
 from echelon.core.axis import LOSS_AXES, SHARD_AXES
 from echelon.core.choices.optimizers import PLAIN_OPTIMIZER
-from echelon.core.parameters import EMBEDDING, ROUTER, ParameterSpec
+from echelon.core.model_shape import ModelShape
+from echelon.core.parameters import EMBEDDING, ROUTER, ParameterSpec, parameters
 from echelon.core.plan import DTYPE_BYTES, Optimizer, OptimizerKind, Plan, ZeroStage
-from echelon.layout.fp8_groups import fp8_group_of
 from echelon.layout.stage import (
     RankPart,
     StagePart,
     decays,
     held_experts,
     held_parameters,
+    part_of,
     partial_over_tensor,
     pieces_of,
     shared_by_ends,
@@ -398,3 +408,65 @@ def _padded(plan: Plan, run: _Run) -> int:
 def padded_elements(size: int, degree: int) -> int:
     """Return the elements of a bucket that so many data ranks can share out evenly."""
     return -(-size // degree) * degree
+
+
+_WEIGHT = re.compile(
+    r"(?P<block>layers\.\d+)\.(?P<part>attention|mlp|mlp\.shared|mlp\.experts)(?:\.\d+)?"
+    r"\.(?P<layer>q|k|v|o|q_up|kv_up|gate|up|down)\.weight"
+)
+_TOGETHER = {"q": "qkv", "k": "qkv", "v": "qkv", "gate": "gate_up", "up": "gate_up"}
+
+
+def fp8_group_of(weight: str) -> str | None:
+    """Return the group of a weight by its canonical name; None where it is never in 8 bits."""
+    found = _WEIGHT.fullmatch(weight)
+    if found is None:
+        return None
+    layer = found["layer"]
+    return f"{found['block']}.{found['part']}.{_TOGETHER.get(layer, layer)}"
+
+
+def fp8_groups(model: ModelShape) -> tuple[str, ...]:
+    """Return the groups of a model in forward order, the same on every rank."""
+    found = (fp8_group_of(spec.name) for spec in parameters(model))
+    return tuple(dict.fromkeys(name for name in found if name is not None))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """Say where one parameter is.
+
+    It is cut into `pieces` (by tensor parallelism) and each of them into `slices` (by ZeRO 3);
+    `copies` ranks have the same piece or slice, or replicas on threads have it for a step.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    copies: int
+    pieces: int = 1
+    slices: int = 1
+
+    @property
+    def mirrored(self) -> bool:
+        """Return whether each place that has it has all of it, and there are several."""
+        return self.copies > 1 and self.pieces == self.slices == 1
+
+
+def variables_of(plan: Plan) -> tuple[Variable, ...]:
+    """Return every parameter of the model of a plan, and where it is."""
+    holders: Counter[str] = Counter()
+    sliced: set[str] = set()
+    for rank in range(plan.mesh.world_size):
+        part = part_of(plan, rank)
+        holders.update(spec.name for spec in held_parameters(plan, part))
+        buckets = plan_buckets(plan, part)
+        sliced.update(name for bucket in buckets if bucket.sliced for name in bucket.names)
+    found: list[Variable] = []
+    for spec in parameters(plan.model):
+        pieces = pieces_of(plan, spec) if spec.split_dim is not None else 1
+        slices = shard_degree(plan, expert=spec.expert is not None) if spec.name in sliced else 1
+        copies = holders[spec.name] // (pieces * slices)
+        found.append(
+            Variable(name=spec.name, shape=spec.shape, copies=copies, pieces=pieces, slices=slices)
+        )
+    return tuple(found)

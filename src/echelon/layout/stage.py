@@ -3,6 +3,9 @@
 
 A pipeline rank holds one stage or several: virtual stages, the two arms of a V, or, where
 microbatches cross the pipeline both ways (DualPipe), a stage and its mirror.
+
+Bytes and seconds of blocks with one kind of attention are those of a plan with that kind alone
+(`plan_of_layer`).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import TypeAlias
 from echelon.core.axis import Axis
 from echelon.core.choices.lora import WHOLE_LINEARS
 from echelon.core.choices.optimizers import OPTIMIZERS
-from echelon.core.model_shape import ModelShape
+from echelon.core.model_shape import ModelShape, of_layer_kind
 from echelon.core.parameters import (
     EMBEDDING,
     LOGIT_BIAS,
@@ -256,3 +259,11 @@ def with_rounding(plan: Plan, layout: Layout) -> Layout:
         zero=replace(layout.zero, stage=3, gather="int8"),
         experts=replace(layout.experts, zero_stage=stage),
     )
+
+
+def plan_of_layer(plan: Plan, layer: int) -> Plan:
+    """Return the plan of a model in which all blocks have the window of `layer`, or none."""
+    model = of_layer_kind(plan.model, plan.model.layer_kind(layer))
+    if model is plan.model:
+        return plan
+    return replace(plan, mathematics=replace(plan.mathematics, model=model))

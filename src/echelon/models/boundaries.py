@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from echelon.core.model_shape import ModelShape
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Block, Decoder
 
@@ -33,13 +32,6 @@ FINAL_NORM = "norm"
 
 Hear = Callable[[str, torch.Tensor, TokenBatch], None]
 """Learn the name of a boundary, what passes there, [N, D], and of which tokens."""
-
-
-def block_boundaries(shape: ModelShape, layer: int) -> tuple[str, ...]:
-    """Return the boundaries of a block, in the order of the forward pass."""
-    there = {"attention", "mlp", *shape.norms}
-    parts = (part for part in PARTS if part in there)
-    return tuple(f"layers.{layer}.{part}" for part in (INPUT, *parts, OUTPUT))
 
 
 def listen_to_boundaries(decoder: Decoder, hear: Hear) -> Sequence[RemovableHandle]:

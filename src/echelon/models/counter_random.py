@@ -87,16 +87,6 @@ def _indexed_pieces(
         yield part, index
 
 
-def normal_rectangle(
-    key: int, shape: tuple[int, ...], offset: tuple[int, ...], size: tuple[int, ...]
-) -> torch.Tensor:
-    """Return the rectangle at `offset` of a standard normal tensor of `shape`, float64."""
-    whole = torch.empty(size, dtype=torch.float64)
-    for part, values in normal_pieces(whole, key, shape, offset):
-        part.copy_(values)
-    return whole
-
-
 def _pieces(
     into: torch.Tensor, offset: tuple[int, ...], limit: int
 ) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:

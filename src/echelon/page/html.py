@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 
 from echelon.config.files.new_file import write_new
 from echelon.core.messages.plurals import in_singular
-from echelon.page.document import PageDocument
 from echelon.page.explorer.document import ExplorerDocument
+from echelon.planner.view.document import PageDocument
 
 DATA = "<!--echelon:data-->"
 """Where the built page wants its document."""

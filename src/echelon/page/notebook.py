@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a notebook shows of a plan, a proof, a rehearsal, a comparison and a run: their pages.
+"""What a notebook shows of a plan, an answer, a proof, a rehearsal, a comparison, a run: its page.
 
 Records stand floors below a page: they find these functions by their names in `core/notebook.py`.
 """
@@ -14,6 +14,8 @@ from echelon.page.drawn.static import static_html
 
 if TYPE_CHECKING:
     from echelon.core.plan import Plan
+    from echelon.planner.answer.answer import PlanAnswer
+    from echelon.planner.answer.sizes import SizesAnswer
     from echelon.planner.explain.compare import PlanComparison
     from echelon.proof.verdict import Proof
     from echelon.rehearsal.result import Rehearsal
@@ -23,15 +25,31 @@ if TYPE_CHECKING:
 @NOTEBOOK_VIEWS.register("plan")
 def plan_html(plan: Plan) -> str:
     """Return what a notebook shows of a plan: its page, without a script."""
-    from echelon.page.plan import plan_page
+    from echelon.page.documents.plan import plan_page
 
     return static_html(plan_page(plan))
+
+
+@NOTEBOOK_VIEWS.register("answer")
+def answer_html(answer: PlanAnswer) -> str:
+    """Return what a notebook shows of the answer of a search."""
+    from echelon.page.documents.search import search_page
+
+    return static_html(search_page(answer.found, answer.command))
+
+
+@NOTEBOOK_VIEWS.register("sizes")
+def sizes_html(sizes: SizesAnswer) -> str:
+    """Return what a notebook shows of a model on four clusters."""
+    from echelon.page.documents.search import sizes_page
+
+    return static_html(sizes_page(sizes))
 
 
 @NOTEBOOK_VIEWS.register("proof")
 def proof_html(proof: Proof) -> str:
     """Return what a notebook shows of a proof."""
-    from echelon.page.proof import proof_page
+    from echelon.page.documents.proof import proof_page
 
     return static_html(proof_page(proof.to_json()))
 
@@ -39,7 +57,7 @@ def proof_html(proof: Proof) -> str:
 @NOTEBOOK_VIEWS.register("rehearsal")
 def rehearsal_html(rehearsal: Rehearsal) -> str:
     """Return what a notebook shows of a rehearsal."""
-    from echelon.page.rehearsal import rehearsal_page
+    from echelon.page.documents.rehearsal import rehearsal_page
 
     return static_html(rehearsal_page(rehearsal.to_json()))
 
@@ -47,7 +65,7 @@ def rehearsal_html(rehearsal: Rehearsal) -> str:
 @NOTEBOOK_VIEWS.register("comparison")
 def comparison_html(found: PlanComparison) -> str:
     """Return what a notebook shows of two plans beside one another."""
-    from echelon.page.comparison import comparison_page
+    from echelon.page.documents.comparison import comparison_page
 
     return static_html(comparison_page(found, found.a.plan.name, found.b.plan.name))
 
@@ -55,13 +73,13 @@ def comparison_html(found: PlanComparison) -> str:
 @NOTEBOOK_VIEWS.register("summary")
 def summary_html(summary: RunSummary) -> str:
     """Return what a notebook shows of what a run did so far."""
-    from echelon.page.run import summary_page
+    from echelon.page.documents.run import summary_page
 
     return static_html(summary_page(summary))
 
 
 def run_html(folder: Path) -> str:
     """Return what a notebook shows of the folder of a run; ConfigError where it is none."""
-    from echelon.page.run import run_page
+    from echelon.page.documents.run import run_page
 
     return static_html(run_page(folder))

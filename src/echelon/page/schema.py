@@ -13,8 +13,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from echelon.page.document import PageDocument
 from echelon.page.lessons.lesson import LessonBook
+from echelon.planner.view.document import PageDocument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

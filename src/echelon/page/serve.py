@@ -19,8 +19,8 @@ from pathlib import Path
 from threading import Thread
 
 from echelon.core.errors import EchelonError
+from echelon.page.documents.run import run_page
 from echelon.page.html import document_json, page_html
-from echelon.page.run import run_page
 
 _LOOPBACK = "127.0.0.1"
 _TOKEN_BYTES = 24

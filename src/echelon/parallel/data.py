@@ -40,7 +40,7 @@ from echelon.layout.buckets import (
     slice_index,
     zero_stage,
 )
-from echelon.layout.secondary import hop_degrees
+from echelon.layout.data_groups import hop_degrees
 from echelon.layout.stage import RankPart, shared_by_ends
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.device_mesh import RankGroups

@@ -27,9 +27,9 @@ from echelon.cost.bytes.data import (
     SHARD_WITHIN_AXIS,
 )
 from echelon.cost.bytes.servers import SERVERS_AXIS
+from echelon.layout.data_groups import across_groups, node_groups
 from echelon.layout.islands import Island, islands_of, plan_and_rank
 from echelon.layout.muon import STAGE_AXES
-from echelon.layout.secondary import across_groups, node_groups
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.communicator import Communicator

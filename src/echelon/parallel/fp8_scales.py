@@ -3,7 +3,7 @@
 
 Split: nothing; every rank holds all scales of the model.
 Sent:  at the end of a step one all-reduce of the largest numbers, over all ranks: of each group of
-       layers (`layout/fp8_groups.py`) its input, the gradient of its output, and its weights.
+       layers (`layout/buckets.py`) its input, the gradient of its output, and its weights.
 Bytes: `fp8_maxima_bytes` in `cost/bytes/quantised.py`.
 Must divide: nothing.
 Source: NVIDIA, Transformer Engine, "FP8 delayed scaling" (`DelayedScaling`, algorithm "max").
@@ -32,7 +32,7 @@ import torch
 from torch import nn
 
 from echelon.core.plan import Plan
-from echelon.layout.fp8_groups import fp8_group_of, fp8_groups
+from echelon.layout.buckets import fp8_group_of, fp8_groups
 from echelon.models.precision import E4M3, E5M2, TORCH_DTYPES, at_least_fp32
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.kernels.fp8 import power_of_two_scales

@@ -33,7 +33,7 @@ import torch
 
 from echelon.core.plan import Plan, Zero
 from echelon.layout.buckets import stage_units
-from echelon.layout.secondary import secondary_elements
+from echelon.layout.data_groups import secondary_elements
 from echelon.layout.stage import RankPart
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.device_mesh import RankGroups

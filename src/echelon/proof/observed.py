@@ -15,16 +15,17 @@ import torch
 from echelon.core.axis import Axis
 from echelon.core.parameters import ParameterSpec, parameters
 from echelon.core.plan import Plan
+from echelon.proof.evidence.run import INITIAL, HeldPart, ProgramRun
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.operations import ForcedRouting
-from echelon.proof.ranks import INITIAL, ObservedShard, RankResult
+from echelon.proof.ranks import ObservedShard, RankResult
 from echelon.proof.subject import StepRecord
 
 TensorKey = tuple[str, int, str]
 """(kind, step, canonical name)."""
 
 
-class ObservedRun:
+class ObservedRun(ProgramRun[ObservedShard]):
     """Hold the results of all ranks of one plan and answer by canonical name."""
 
     def __init__(self, plan: Plan, results: Sequence[RankResult]) -> None:
@@ -35,10 +36,10 @@ class ObservedRun:
         self._reports = [result.reports for result in results]
         self.activations = [one for result in results for one in result.activations]
         self.sums = [note for result in results for note in result.sums]
-        self._shards: dict[TensorKey, list[ObservedShard]] = defaultdict(list)
-        for result in results:
-            for piece in result.shards:
-                self._shards[piece.kind, piece.step, piece.name].append(piece)
+        super().__init__(
+            {name: spec.shape for name, spec in self.specs.items()},
+            (piece for result in results for piece in result.shards),
+        )
 
     @property
     def has_masters(self) -> bool:
@@ -47,44 +48,25 @@ class ObservedRun:
 
     @property
     def value_kinds(self) -> tuple[str, ...]:
-        """Return the kinds of values that are told: last those that the optimizer updates."""
         return ("parameters", "masters") if self.has_masters else ("parameters",)
 
-    @property
-    def values_kind(self) -> str:
-        """Return the kind of the values that the optimizer updates, as far as they are told."""
-        return self.value_kinds[-1]
-
-    def update(self, step: int, name: str) -> torch.Tensor:
-        """Return what `step` added to a value, float64."""
-        before = self.whole(self.values_kind, step - 1 if step else INITIAL, name)
-        return self.whole(self.values_kind, step, name) - before
-
     def reports(self, step: int) -> list[StepRecord]:
-        """Return what each rank said about `step`, in the order of ranks."""
         return [reports[step] for reports in self._reports]
-
-    def names(self, kind: str, step: int) -> set[str]:
-        """Return the names that any rank gave, known or not."""
-        return {name for k, s, name in self._shards if (k, s) == (kind, step)}
-
-    def shards(self, kind: str, step: int, name: str) -> list[ObservedShard]:
-        """Return all pieces of a tensor, those of rank 0 first."""
-        return self._shards.get((kind, step, name), [])
 
     def whole(self, kind: str, step: int, name: str) -> torch.Tensor:
         """Return a tensor put together from its primary pieces, float64; NaN where none is."""
-        whole = torch.full(self.specs[name].shape, torch.nan, dtype=torch.float64)
-        for piece in self.shards(kind, step, name):
+        whole = torch.full(self.shapes[name], torch.nan, dtype=torch.float64)
+        for piece in self.parts(kind, step, name):
             if piece.primary and self.fits(piece):
-                whole[piece.region] = piece.tensor.double()
+                piece.put_into(whole)
         return whole
 
-    def fits(self, piece: ObservedShard) -> bool:
+    def fits(self, part: HeldPart) -> bool:
         """Return whether a piece is a rectangle of the parameter that it names."""
-        shape = self.specs[piece.name].shape
-        return piece.global_shape == shape and all(
-            part.stop <= size for part, size in zip(piece.region, shape, strict=True)
+        assert isinstance(part, ObservedShard), "the parts of a plan's run are rectangles"
+        shape = self.shapes[part.name]
+        return part.global_shape == shape and all(
+            region.stop <= size for region, size in zip(part.region, shape, strict=True)
         )
 
     def microbatch_losses(self, step: int) -> dict[tuple[int, int], list[tuple[float, int]]]:
@@ -106,9 +88,9 @@ class ObservedRun:
 
         Every element must have exactly one primary holder; every rectangle must fit.
         """
-        shape = self.specs[name].shape
+        shape = self.shapes[name]
         holders = torch.zeros(shape, dtype=torch.int64)
-        for piece in self.shards(kind, step, name):
+        for piece in self.parts(kind, step, name):
             if not self.fits(piece):
                 return (
                     f"rank {piece.rank} gives {tuple(piece.tensor.shape)} at {piece.offset} of "

@@ -31,32 +31,31 @@ from echelon.proof.activations import (
     observe_activations,
     read_activations,
 )
+from echelon.proof.evidence.run import GRADIENTS, INITIAL, PARAMETERS, HeldPart
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.subject import Factory, LateFactory, ReportedRouting, StepRecord, Subject
 from echelon.proof.sum_bounds import SumNote, SumNotes, notes_as_json, notes_from_json
-
-INITIAL = -1
-"""The step under which the initial weights are kept."""
 
 _OPTIONAL = ("bytes_sent", "actions", "skipped", "loss_scale", "bytes_held")
 """What a report may leave out, beside its routing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedShard:
+class ObservedShard(HeldPart):
     """Hold one rectangle that one rank said it holds.
 
     `kind` is "gradients", "parameters" or "masters" (the values that the optimizer keeps).
     """
 
-    rank: int
-    kind: str
-    step: int
-    name: str
     global_shape: tuple[int, ...]
     offset: tuple[int, ...]
     primary: bool
-    tensor: torch.Tensor
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        return whole[self.region]
+
+    def put_into(self, whole: torch.Tensor) -> None:
+        whole[self.region] = self.tensor.to(whole.dtype)
 
     @property
     def region(self) -> tuple[slice, ...]:
@@ -141,7 +140,7 @@ def _observe(
         with completion.watching():
             reports.append(_record(subject.step(global_batch(plan, step), step)))
         with completion.observing():
-            pieces += _observed_shards(rank, "gradients", step, subject.gradients())
+            pieces += _observed_shards(rank, GRADIENTS, step, subject.gradients())
             pieces += _values(rank, step, subject, plan)
             if activations is not None:
                 passed += observe_activations(rank, step, activations())
@@ -156,7 +155,7 @@ def _observe(
 
 
 def _values(rank: int, step: int, subject: Subject, plan: Plan) -> list[ObservedShard]:
-    pieces = _observed_shards(rank, "parameters", step, subject.parameters())
+    pieces = _observed_shards(rank, PARAMETERS, step, subject.parameters())
     masters: Any = getattr(subject, "masters", None)
     if masters is not None and plan.mathematics.precision.has_master:
         pieces += _observed_shards(rank, "masters", step, masters())

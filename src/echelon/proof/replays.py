@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Protocol
 
 from echelon.core.plan import Plan
-from echelon.launch.local.elastic_ranks import ElasticRanks, elastic_ranks
+from echelon.launch.local.messages import ElasticRanks, elastic_ranks
 from echelon.proof.asynchronous.claims import evidence_of, judge_asynchronous
 from echelon.proof.asynchronous.mistakes import diagnose_asynchronous
 from echelon.proof.asynchronous.record import read_rank
-from echelon.proof.lost_islands.claims import judge_lost_island, lost_island_evidence
-from echelon.proof.lost_islands.mistakes import diagnose_lost_island
+from echelon.proof.claims.claims import judge_claims
+from echelon.proof.lost_islands.claims import (
+    LOST_ISLAND_CLAIMS,
+    diagnose_lost_island,
+    lost_island_evidence,
+)
 from echelon.proof.lost_islands.record import LOST_IN_ROUND, NUM_ROUNDS, read_records
 from echelon.proof.shrink import shrink
 from echelon.proof.sum_bounds import with_exact_sums
@@ -63,7 +67,7 @@ def run_with_a_lost_island(plan: Plan, *, run_ranks: RankRunner, subject: str) -
         run_ranks(_LOST_ISLAND, told, plan.mesh.world_size, labels=labels, elastic=elastic)
         records = read_records(Path(directory))
     evidence = lost_island_evidence(plan, steps, records)
-    results = judge_lost_island(evidence)
+    results = judge_claims(LOST_ISLAND_CLAIMS, evidence)
     last = plan.mathematics.local_sgd.islands - 1
     return ProofPass(
         precision=f"{plan.mathematics.precision.parameters}, island {last} lost",

@@ -18,21 +18,18 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN
 from echelon.core.version import __version__
 from echelon.layout.islands import inner_plan, without_losses
-from echelon.proof.causes.diagnose import diagnose, diagnose_races
-from echelon.proof.claims.checks import Evidence
+from echelon.proof.causes.diagnose import diagnose
+from echelon.proof.causes.plans import diagnose_races
 from echelon.proof.claims.choice_errors import with_ties_of_ranks
 from echelon.proof.claims.claims import ClaimResult, judge, judge_races
 from echelon.proof.claims.conditioning import conditioned_tolerance, may_be_rounding
+from echelon.proof.claims.islands import IslandRun, island_evidence
 from echelon.proof.claims.numeric_range import RangeCase, judge_ranges, range_cases
+from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.claims.rounded_sums import judge_sums
 from echelon.proof.claims.ties import with_fp8_ties_of_ranks
-from echelon.proof.claims.tolerance import (
-    float64_tolerance,
-    is_low,
-    own_tolerance,
-    rounded_oracle_runs,
-)
-from echelon.proof.islands import IslandRun, island_evidence
+from echelon.proof.claims.tolerance import is_low, own_tolerance, rounded_oracle_runs
+from echelon.proof.evidence.tolerance import float64_tolerance
 from echelon.proof.late import LateRun, require_late_subject, run_late
 from echelon.proof.observed import ObservedRun, routing_from_ranks
 from echelon.proof.oracle.loss_scale import scale_without_overflow, with_overflow_scale, with_scale
@@ -249,11 +246,11 @@ def _judge(
             rounded = rounded_oracle_runs(plan, steps, forced)
             masters = observed.has_masters
             tolerance = own_tolerance(plan, oracle, rounded, has_masters=masters)
-        evidence = Evidence(
+        evidence = PlanEvidence(
             plan=plan,
             reference_plan=reference,
-            oracle=oracle,
-            observed=observed,
+            steps=oracle,
+            run=observed,
             tolerance=tolerance,
             late=late,
             rounded=rounded,
@@ -262,9 +259,7 @@ def _judge(
         if not number and plan.mathematics.precision.is_fp8:
             evidence, results = with_fp8_ties_of_ranks(evidence, results)
         if not number and may_be_rounding(results):
-            evidence = replace(
-                evidence, tolerance=conditioned_tolerance(reference, evidence.oracle)
-            )
+            evidence = replace(evidence, tolerance=conditioned_tolerance(reference, evidence.steps))
             results = judge(evidence)
         for extra in rounded_sums if not number else ():
             place = len(variants) + len(ranges)
@@ -309,11 +304,11 @@ def _judge_ranges(ranges: Sequence[RangeCase], directory: Path, *, first: int) -
 
 def _raced_passes(plan: Plan, reference: Plan, late: LateRun | None) -> list[ProofPass]:
     """Return the claims of a run that races made end with an error: those about its races."""
-    evidence = Evidence(
+    evidence = PlanEvidence(
         plan=plan,
         reference_plan=reference,
-        oracle=(),
-        observed=ObservedRun(plan, ()),
+        steps=(),
+        run=ObservedRun(plan, ()),
         tolerance=float64_tolerance(),
         late=late,
     )

@@ -58,7 +58,7 @@ def schedule_problems(
 ) -> tuple[Problem, ...]:
     """Return everything that stops schedule `name` from being built with these numbers."""
     if name not in SCHEDULES:
-        return (_unknown(name),)
+        return (unknown_schedule(name),)
     wanted = SCHEDULES[name](
         num_stages=num_stages, num_ranks=num_ranks, num_microbatches=num_microbatches
     )
@@ -102,7 +102,8 @@ def builder_of(name: str, *, num_stages: int, num_ranks: int, num_microbatches: 
     )
 
 
-def _unknown(name: str) -> Problem:
+def unknown_schedule(name: str) -> Problem:
+    """Return the problem of a name that no builder has, with names that it may mean."""
     close = did_you_mean(name, SCHEDULES)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     ordered = dict.fromkeys((*close, *SCHEDULES))

@@ -20,7 +20,7 @@ so its rounds are written whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +29,7 @@ from typing import cast
 from echelon.config.job import Job
 from echelon.core.event import LOST, MEET, THERE, Event
 from echelon.core.serialize import content_hash
-from echelon.telemetry.json_lines import JsonLines, read_entries
+from echelon.telemetry.json_lines import JsonLines
 
 START, STEP, SAMPLED = "start", "step", "sampled"
 METRICS_FILE = "metrics.jsonl"
@@ -55,13 +55,6 @@ def events_files(run_dir: Path, rank: int) -> tuple[Path, ...]:
     """Return the files of the events of a rank, in order: of an earlier version, and of this."""
     both = (run_dir / f"{_stem(rank)}.jsonl", events_path(run_dir, rank))
     return tuple(path for path in both if path.exists())
-
-
-def read_events(run_dir: Path, rank: int) -> Iterator[Event]:
-    """Yield the events of a rank, in the order in which they were written."""
-    for path in events_files(run_dir, rank):
-        for entry in read_entries(path):
-            yield entry.event(rank)
 
 
 def _stem(rank: int) -> str:

@@ -266,6 +266,18 @@ def _lines(path: Path, begin: int = 0) -> Iterator[tuple[int, bytes]]:
             place += len(line)
 
 
+def end_of_whole_lines(path: Path, begin: int) -> int:
+    """Return where the last whole line ends, in bytes; `begin` where there is none after it."""
+    try:
+        with path.open("rb") as file:
+            file.seek(begin)
+            return begin + file.read().rfind(b"\n") + 1
+    except FileNotFoundError:
+        return begin
+    except OSError as error:
+        raise unreadable_file_error(path, os_error_text(error)) from error
+
+
 def last_of_each_step(entries: Iterable[LogEntry]) -> list[LogEntry]:
     """Return entries in the order of their steps, without those that a resumed run took again.
 

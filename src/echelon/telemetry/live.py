@@ -18,10 +18,9 @@ from echelon.telemetry.console import scientific, short
 from echelon.telemetry.events import METRICS_FILE, START, STEP
 from echelon.telemetry.json_lines import (
     LogEntry,
+    end_of_whole_lines,
     last_of_each_step,
-    os_error_text,
     read_entries,
-    unreadable_file_error,
 )
 from echelon.telemetry.run_directory import open_run
 
@@ -127,7 +126,7 @@ class RunFollower:
 
         ConfigError where a line of it cannot be read.
         """
-        end = self._whole_lines()
+        end = end_of_whole_lines(self._file, self._read)
         if end == self._read:
             return False
         for entry in read_entries(self._file, self._read, end):
@@ -147,17 +146,6 @@ class RunFollower:
         return FollowedSteps(
             steps=tuple(self._steps), validation=self._validation, total_steps=self._total
         )
-
-    def _whole_lines(self) -> int:
-        """Return where the last whole line ends, in bytes."""
-        try:
-            with self._file.open("rb") as file:
-                file.seek(self._read)
-                return self._read + file.read().rfind(b"\n") + 1
-        except FileNotFoundError:
-            return self._read
-        except OSError as error:
-            raise unreadable_file_error(self._file, os_error_text(error)) from error
 
 
 def sparkline(values: Sequence[float | None], columns: int, marks: str = UNICODE) -> str:

@@ -1,23 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training: data, the engine's step, checkpoints, the loop.
 
+From the top down; each may import what stands below it, and an import contract holds that:
+
+whole_run.py         a whole run again on one device, and text from it
+evaluator.py         validation of checkpoints beside a run
+measure/             kernels, collectives, units and steps, timed on this machine
 loop.py              the loop of one rank: steps, validation, checkpoints, Ctrl-C
-engine.py            one optimizer step on one rank: what is proven, and what trains
-learning_rate.py     the learning rate of a step
-loss_scale.py        the factor of the loss in fp16
-routing.py           what a step says of its experts, over all ranks
-expert_state.py      what the next step takes over from routing, as checkpoints know it
-observer.py          what training tells whoever watches it
-diagnosis.py         where a NaN came from; router_diagnosis.py looks at routers
-subject.py           the engine as the thing under proof; routing_recorder.py writes down its
-                     routes, activation_recorder.py what passes between its blocks
+subject.py           the engine as the thing under proof
+routing_recorder.py  routes of a step, activation_recorder.py what passes between blocks
+run_checkpoints.py   the checkpoints of one run
+diagnosis.py         where a NaN came from
 generate.py          text from a trained model, on one device and without a cache
 inference.py         the ranks that generate: their part of a checkpoint
-
-data/                text to token shards, and the samples of each rank
+weights/             first weights from files of other tools, and files for them
+servers/             engines of parameter servers and their workers
+engine.py            one optimizer step on one rank: what is proven, and what trains
+module/              the optimizer and state of a module that is split
+experts/             the balance of experts, a part of each step
+local_sgd/           outer steps of islands, a part of each step
+steps/               the seams of a step, where modes join it
 optimizer/           AdamW, SGD and Muon on slices
 checkpoint/          saving and loading, in any layout
-weights/             first weights from files of other tools
-module/              the optimizer and state of a module that is split
-measure/             kernels, collectives, units and steps, timed on this machine
+data/                text to token shards, and the samples of each rank
+observer.py          what training tells whoever watches it
 """

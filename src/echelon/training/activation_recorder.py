@@ -18,8 +18,8 @@ from echelon.models.moe import token_numbers
 from echelon.parallel.expert.router import RoutedTokens, TokenRouting
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.vocabulary import stream_rows
+from echelon.training.diagnosis import find_routers, listen_to
 from echelon.training.engine import TrainEngine
-from echelon.training.router_diagnosis import find_routers, listen_to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

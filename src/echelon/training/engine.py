@@ -42,7 +42,7 @@ from echelon.schedule.forward import forward_only
 from echelon.schedule.from_plan import schedule_from_plan
 from echelon.training.checkpoint.index import PARAMETERS
 from echelon.training.optimizer import MASTER, SliceOptimizer, sum_of_squares
-from echelon.training.optimizer.learning_rate import learning_rate
+from echelon.training.optimizer.step import learning_rate
 from echelon.training.steps.agreement import TOLD_BY_ALL, ToldByRank, agree, sum_of
 from echelon.training.steps.loss_scale import LossScale
 from echelon.training.steps.part import NamedShards, ShardsByKind, StepPlace, StepResult

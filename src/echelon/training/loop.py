@@ -30,13 +30,13 @@ from echelon.parallel.transport.recorder import Recorder, clock_of
 from echelon.training.checkpoint.communicator import run_on_all_ranks
 from echelon.training.checkpoint.identity import RunIdentity
 from echelon.training.data.batches import (
-    BatchFeed,
     BatchLayout,
     GlobalBatch,
     num_validation_batches,
     training_batch,
     validation_batch,
 )
+from echelon.training.data.feed import BatchFeed
 from echelon.training.data.mixed_dataset import AnyDataset, open_data
 from echelon.training.diagnosis import explain_not_finite
 from echelon.training.engine import make_engine

@@ -10,9 +10,9 @@ import torch
 
 from echelon.parallel.expert import LayerLoad
 from echelon.parallel.expert.router import RoutedTokens, TokenRouting
+from echelon.training.diagnosis import find_routers, listen_to
 from echelon.training.engine import TrainEngine
 from echelon.training.observer import RoutingSummary
-from echelon.training.router_diagnosis import find_routers, listen_to
 from echelon.training.steps.part import StepResult
 
 

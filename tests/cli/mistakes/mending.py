@@ -11,7 +11,7 @@ import pytest
 
 from echelon.cli import app
 from echelon.cli.main import main
-from echelon.config.settings.schema import SETTINGS
+from echelon.config.schema import SETTINGS
 from echelon.core.errors import EchelonError, Problem
 
 STARTED = -1

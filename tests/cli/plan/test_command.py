@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from echelon.cli.main import main
-from echelon.cli.plan.report import plan_text
 from echelon.config.load import load_job
 from echelon.core.plan import Plan
 from echelon.cost.seconds.unit_times import stage_durations, unit_times_from_formulas
+from echelon.planner.report.report import plan_text
 from echelon.schedule.check import check_schedule
 from echelon.schedule.from_plan import schedule_from_plan
 from echelon.schedule.simulate import simulate

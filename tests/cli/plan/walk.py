@@ -14,12 +14,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from echelon.cli.plan.report import plan_json
 from echelon.config.files.times_file import unit_times_from_job
 from echelon.config.load import load_job
 from echelon.core.errors import EchelonError
 from echelon.interop.plan_settings import needed_settings, run_toml
 from echelon.planner.answer.search_json import answer_json
+from echelon.planner.report.report import plan_json
 from echelon.planner.search.request import make_request
 from echelon.planner.search.search import SearchResult, search
 

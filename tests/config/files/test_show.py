@@ -12,7 +12,7 @@ import pytest
 from echelon.config.files.show import preset_rows, resolved_toml, settings_json
 from echelon.config.job import DataSettings
 from echelon.config.load import load_job
-from echelon.config.settings.schema import SETTINGS
+from echelon.config.schema import SETTINGS
 from echelon.core.choices.updates import Updates
 from echelon.core.plan import Mathematics, Optimizer, Precision, Recompute, Zero
 from tests.config.problems import SMALL, write

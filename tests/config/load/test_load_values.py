@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.config.load import load_job
-from echelon.config.settings.schema import SETTINGS
-from echelon.config.settings.value_types import toml_text
+from echelon.config.schema import SETTINGS
 from echelon.core.rulebook import all_rules
+from echelon.core.settings.value_types import toml_text
 from tests.config.problems import SMALL, problems_of, write
 from tests.walks import examples
 

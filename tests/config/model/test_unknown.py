@@ -11,7 +11,6 @@ import pytest
 
 from echelon.api.training import train
 from echelon.cli.main import main
-from echelon.cli.plan.report import plan_text
 from echelon.config.files.show import resolved_toml
 from echelon.config.load import load_job
 from echelon.config.model.unknown import has_sizes, why_nothing_is_assumed
@@ -20,7 +19,8 @@ from echelon.core.errors import ConfigError
 from echelon.core.model_shape import ModelShape
 from echelon.interop.hugging_face.folder import hub_config
 from echelon.interop.importer import import_file
-from echelon.page.plan import plan_page
+from echelon.page.documents.plan import plan_page
+from echelon.planner.report.report import plan_text
 from echelon.planner.search.request import make_request
 from tests.config.problems import problems_of
 

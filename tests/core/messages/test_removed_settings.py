@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from echelon.config.load import load_job
-from echelon.config.settings.schema import SETTINGS
-from echelon.config.settings.value_types import toml_text
+from echelon.config.schema import SETTINGS
 from echelon.core.errors import ConfigError
 from echelon.core.messages.removed_settings import REMOVED_SETTINGS, RemovedSetting
 from echelon.core.plan import Plan
+from echelon.core.settings.value_types import toml_text
 from tests.config.problems import SMALL, write
 
 ALL = tuple(REMOVED_SETTINGS.values())

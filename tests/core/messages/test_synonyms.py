@@ -7,11 +7,11 @@ from typing import get_args
 import pytest
 
 from echelon.cli.app import COMMANDS
-from echelon.config.settings.list_types import ChoiceList
-from echelon.config.settings.schema import SETTINGS
-from echelon.config.settings.value_types import Choice
+from echelon.config.schema import SETTINGS
 from echelon.core.messages.synonyms import SYNONYMS
 from echelon.core.rules import did_you_mean
+from echelon.core.settings.list_types import ChoiceList
+from echelon.core.settings.value_types import Choice
 from echelon.planner.search.request import Objective
 from echelon.schedule.build import SCHEDULES
 

@@ -21,7 +21,7 @@ from echelon.cost.bytes.context_memory import (
 )
 from echelon.cost.bytes.transient import transient_terms
 from echelon.launch.local.supervisor import RankPool
-from echelon.layout import attention_boxes as boxes
+from echelon.layout import attention_tiles as boxes
 from echelon.models.attention import plain
 from echelon.models.attention.fused import FusedGpuKernel
 from echelon.models.attention.local import AttentionRule, kernel_for

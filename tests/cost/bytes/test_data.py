@@ -14,7 +14,7 @@ from echelon.cost.bytes.data import COUNT_BYTES, module_bytes
 from echelon.cost.bytes.model_sizes import communication_volume
 from echelon.cost.bytes.sent import bytes_sent, bytes_sent_by_axis
 from echelon.layout.buckets import plan_buckets
-from echelon.layout.module_buckets import ModuleParameter, plan_module_buckets
+from echelon.layout.modules import ModuleParameter, plan_module_buckets
 from echelon.layout.stage import pp_rank_of, rank_part
 from tests.cost import layouts
 from tests.cost.layouts import zero_plan, zero_plans

@@ -49,13 +49,6 @@ def test_over_two_nodes_four_ranks_use_four_interfaces_together() -> None:
     assert point_to_point_seconds(way, MB) == pytest.approx(1e-4 + (MB + 1000) / 5e7)
 
 
-def test_ranks_a_node_apart_have_one_interface_each() -> None:
-    way = group_link_numbers(MACHINE, 4.0, 4.0)
-    assert (way.ranks_per_node, way.bus_bandwidth) == (1.0, 5e7)
-    half = group_link_numbers(MACHINE, 4.0, 2.0)
-    assert (half.ranks_per_node, half.bus_bandwidth) == (2.0, 1e8)
-
-
 @pytest.mark.parametrize(
     "seconds",
     [all_gather_seconds, all_reduce_seconds, all_to_all_seconds, point_to_point_seconds],

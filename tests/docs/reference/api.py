@@ -5,13 +5,12 @@ is its signature and docstring, once the site is built.
 """
 
 from __future__ import annotations
-
+import echelon
 from collections.abc import Iterator
 from importlib import import_module
-from inspect import getdoc, isroutine
+from inspect import getdoc
+from inspect import isroutine
 from types import ModuleType
-
-import echelon
 
 HEAD = """# Python API
 
@@ -50,8 +49,8 @@ RECORDS = {
     ),
     "Records that the functions return": (
         *(
-            "echelon.planner.answer.estimated.EstimatedPlan",
-            "echelon.planner.explain.bands.BandedValue",
+            "echelon.planner.answer.answer.EstimatedPlan",
+            "echelon.planner.predict.bands.BandedValue",
         ),
         *("echelon.planner.explain.compare.PlanComparison", "echelon.rehearsal.result.Rehearsal"),
         *("echelon.proof.verdict.Proof", "echelon.proof.verdict.SubjectProof"),

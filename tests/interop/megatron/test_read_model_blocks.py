@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from echelon.core.model_shape import Experts
-from echelon.interop.import_report import imported_toml
-from echelon.interop.importer import import_file
+from echelon.interop.importer import import_file, imported_toml
 from echelon.interop.megatron.read_model import layer_pattern
 from echelon.interop.megatron.write import WRITER
 from tests.interop.imports import Imports, rows_of

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import wrap
 
-from echelon.interop.import_report import keys_by_fate
-from echelon.interop.importer import Imported, import_file
+from echelon.interop.importer import Imported, import_file, keys_by_fate
 from echelon.interop.tools import TOOLS
 
 STOCK = Path(__file__).parent

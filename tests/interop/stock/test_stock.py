@@ -8,8 +8,7 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
-from echelon.interop.import_report import imported_toml
-from echelon.interop.importer import import_file
+from echelon.interop.importer import import_file, imported_toml
 from echelon.interop.lenient import ALL
 from tests.interop.stock.tables import FILES, STOCK, table_of
 

@@ -12,7 +12,7 @@ import pytest
 
 from echelon.core.errors import EnvironmentProblem
 from echelon.launch.launched.jobs import LaunchedPool
-from echelon.launch.local.elastic_ranks import ElasticRanks
+from echelon.launch.local.messages import ElasticRanks
 
 ROOT = Path(__file__).parents[3]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from echelon.launch.gpu_variables import GPU_DEFAULTS
+from echelon.launch.gpus import GPU_DEFAULTS
 from echelon.launch.launched import rank as launched_rank
 from echelon.launch.local.rank_processes import listen_on_port
 from echelon.launch.local.supervisor import LaunchOptions

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from echelon.core.errors import DataError
-from echelon.launch.local.elastic_ranks import ElasticRanks
+from echelon.launch.local.messages import ElasticRanks
 from echelon.launch.local.supervisor import LaunchOptions, RankPool, run_ranks
 from echelon.launch.root_cause import FaultKind, RankFailure
 from tests.launch import targets

@@ -15,7 +15,7 @@ import pytest
 
 from echelon.core.cluster import Backend
 from echelon.core.errors import EnvironmentProblem, RunFailed
-from echelon.launch.gpu_variables import GPU_DEFAULTS
+from echelon.launch.gpus import GPU_DEFAULTS
 from echelon.launch.local import rank_processes
 from echelon.launch.local.messages import (
     Channel,

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from echelon.core.attention_mask import AttentionMask, DocumentStarts, PositionRun
-from echelon.layout.attention_boxes import AttentionTile
-from echelon.layout.attention_tiles import tiles_between
+from echelon.layout.attention_tiles import AttentionTile, tiles_between
 from echelon.models.attention.reference import ScoreForm, attention_reference, visible
 
 SEQUENCES = 2

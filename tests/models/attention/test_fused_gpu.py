@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from echelon.layout import attention_boxes as boxes
+from echelon.layout import attention_tiles as boxes
 from echelon.layout.attention_tiles import tiles_between
 from echelon.models.attention.interface import SavedAttention
 from echelon.models.attention.local import attend_tiles, backward_tiles

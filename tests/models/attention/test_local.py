@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from echelon.core.attention_mask import AttentionMask, PositionRun
-from echelon.layout import attention_boxes as boxes
+from echelon.layout import attention_tiles as boxes
 from echelon.layout.attention_tiles import tiles_between
 from echelon.models.attention import local
 from echelon.models.attention.interface import (

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from echelon.core.attention_mask import Band
-from echelon.layout.attention_boxes import AttentionTile
+from echelon.layout.attention_tiles import AttentionTile
 from echelon.models.attention.online_softmax import HeadSinks, OnlineSoftmax
 
 ROWS = AttentionTile(slice(0, 3), slice(0, 5), Band(None, None))

@@ -10,8 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from echelon.core.attention_mask import AttentionMask, Band, PositionRun
-from echelon.layout.attention_boxes import AttentionTile
-from echelon.layout.attention_tiles import tiles_between
+from echelon.layout.attention_tiles import AttentionTile, tiles_between
 from echelon.models.attention import fused, local, packed
 from echelon.models.attention.flash import FlashArguments, FlashAttention, starts_of, window_of
 from echelon.models.attention.fused import FusedGpuKernel

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from echelon.page.document import PageDocument
 from echelon.page.explorer.document import ExplorerDocument
 from echelon.page.html import write_page
+from echelon.planner.view.document import PageDocument
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -9,11 +9,11 @@ from tempfile import TemporaryDirectory
 
 from echelon.config.load import load_job
 from echelon.core.plan import Plan
-from echelon.page.document import PageDocument
-from echelon.page.plan import plan_page
-from echelon.page.proof import proof_page
-from echelon.page.rehearsal import rehearsal_page
-from echelon.page.run import run_page
+from echelon.page.documents.plan import plan_page
+from echelon.page.documents.proof import proof_page
+from echelon.page.documents.rehearsal import rehearsal_page
+from echelon.page.documents.run import run_page
+from echelon.planner.view.document import PageDocument
 from tests.page.test_proof import proof
 from tests.page.test_rehearsal import rehearsal
 from tests.page.test_run import steps

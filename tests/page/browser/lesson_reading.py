@@ -5,12 +5,6 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlencode
 
-from echelon.page.figures import (
-    BarsFigure,
-    DataTable,
-    HeatFigure,
-    ScheduleFigure,
-)
 from echelon.page.lessons.lesson import (
     DiagramFigure,
     FoldsFigure,
@@ -19,6 +13,12 @@ from echelon.page.lessons.lesson import (
     Scene,
     TreeFigure,
     choices,
+)
+from echelon.planner.view.document import (
+    BarsFigure,
+    DataTable,
+    HeatFigure,
+    ScheduleFigure,
 )
 
 READ = """() => {

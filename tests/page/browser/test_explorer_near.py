@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from echelon.page.explorer.broken_rules import broken_rules
 from echelon.page.explorer.guides import guide_ways
 from echelon.page.explorer.inputs import predict
-from echelon.page.explorer.rules.finders import broken_rules
 from tests.page.browser.conftest import Opener
 from tests.page.browser.explorer_pages import (
     document,
@@ -41,7 +41,7 @@ def changed(settings: Settings, button: Locator) -> Settings:
 
 
 def rules(settings: Settings) -> Counter[str]:
-    return Counter(one.rule for one in broken_rules(tables(), *settings))
+    return Counter(one.rule for one in broken_rules(*settings))
 
 
 def offers(page: Page, settings: Settings) -> dict[str, int]:

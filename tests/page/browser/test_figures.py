@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 
 from echelon.core.axis import MESH_AXES
-from echelon.page.document import PageDocument, Section
-from echelon.page.figures import BarsFigure, LinesFigure, ScheduleFigure, WaterfallFigure
+from echelon.planner.view.document import (
+    BarsFigure,
+    LinesFigure,
+    PageDocument,
+    ScheduleFigure,
+    Section,
+    WaterfallFigure,
+)
 from tests.page.browser.conftest import Opener
 from tests.page.browser.documents import documents, plan
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from echelon.page.figures import ScheduleFigure
 from echelon.page.html import page_values, write_page
 from echelon.page.lessons.catalog import lesson_book
 from echelon.page.lessons.lesson import DiagramFigure, Lesson
+from echelon.planner.view.document import ScheduleFigure
 from tests.page.browser.conftest import WIDTHS, Opener, OpenPage
 from tests.page.browser.lesson_reading import READ, address, wanted
 from tests.page.browser.test_explorer import document

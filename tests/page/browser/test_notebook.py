@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from echelon.page.documents.run import run_page
 from echelon.page.drawn.figure import drawing
 from echelon.page.drawn.marks import svg_file
 from echelon.page.drawn.static import static_html
-from echelon.page.run import run_page
 from tests.page.browser.conftest import Opener
 from tests.page.browser.documents import documents
 from tests.page.test_bad_runs import huge_run

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from echelon.page.drawn.bars import draw_bars
 from echelon.page.drawn.marks import PAGE, TINTS, Drawing
-from echelon.page.figures import BarRow, BarsFigure
-from echelon.page.plan import bars_figure
-from echelon.planner.view.memory import memory_bars
+from echelon.planner.view.document import BarRow, BarsFigure
+from echelon.planner.view.plan_figures import memory_bars
 from tests.page.drawn.reading import HOSTILE, assert_words_are_clear, boxes, root_of, texts
 from tests.walks import examples
 
@@ -23,7 +22,7 @@ TERMS = {"parameters": 10 * GIB, "gradients": 20 * GIB, "activations": 30 * GIB,
 
 
 def drawn(rows: list[tuple[str, dict[str, float]]], limit: float) -> Drawing:
-    return draw_bars(bars_figure(memory_bars(rows, limit)), "Memory", "what ranks hold")
+    return draw_bars(memory_bars(rows, limit), "Memory", "what ranks hold")
 
 
 def test_parts_stand_one_behind_the_other_and_are_as_long_as_their_bytes() -> None:

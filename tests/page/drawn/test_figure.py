@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import get_args
 
-from echelon.page.document import Section
 from echelon.page.drawn.figure import DRAWN_BY, drawing
-from echelon.page.figures import Figure
+from echelon.planner.view.document import Figure, Section
 from tests.page.browser.documents import documents
 
 

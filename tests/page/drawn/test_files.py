@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from echelon.core.errors import ConfigError, EchelonError
-from echelon.page.document import PageDocument
 from echelon.page.drawn import files as png
 from echelon.page.drawn.figure import drawing
 from echelon.page.drawn.files import FigureFiles
 from echelon.page.drawn.marks import svg_file
+from echelon.planner.view.document import PageDocument
 from tests.page.browser.documents import documents
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import nan
 
 from echelon.page.drawn.bars import draw_heat
-from echelon.page.figures import HeatFigure, HeatRow
+from echelon.planner.view.document import HeatFigure, HeatRow
 from tests.page.drawn.reading import HOSTILE, NAMESPACE, assert_words_are_clear, root_of, texts
 
 

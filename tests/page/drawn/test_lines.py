@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.page.drawn.lines import draw_lines
-from echelon.page.figures import LineSeries, LinesFigure
+from echelon.planner.view.document import LineSeries, LinesFigure
 from tests.page.drawn.reading import HOSTILE, assert_words_are_clear, paths, texts
 from tests.walks import examples
 

@@ -10,9 +10,8 @@ from echelon.core.cluster import Cluster
 from echelon.core.mesh import Mesh
 from echelon.page.drawn.marks import ACCENT, TONES
 from echelon.page.drawn.mesh import MOST_RANKS, draw_mesh, group, ranks_text
-from echelon.page.figures import MeshAxis, MeshDigit, MeshFigure
-from echelon.page.mesh import mesh_figure
-from echelon.planner.view.mesh_map import mesh_map
+from echelon.planner.view.document import MeshAxis, MeshDigit, MeshFigure
+from echelon.planner.view.mesh_map import mesh_figure, mesh_map
 from tests.page.drawn.reading import HOSTILE, assert_words_are_clear, paths, texts
 from tests.planner.view.test_mesh_map import maps
 from tests.walks import examples

@@ -8,12 +8,11 @@ from math import inf, nan
 import pytest
 
 from echelon.config.load import load_job
+from echelon.page.documents.plan import KIND_WORDS, plan_page
 from echelon.page.drawn.figure import drawing
 from echelon.page.drawn.lines import draw_schedule
 from echelon.page.drawn.marks import PAGE, TINTS
-from echelon.page.figures import ScheduleChart, ScheduleFigure, ScheduleLane
-from echelon.page.plan import plan_page
-from echelon.page.schedule import KIND_WORDS
+from echelon.planner.view.document import ScheduleChart, ScheduleFigure, ScheduleLane
 from tests.page.drawn.reading import HOSTILE, assert_words_are_clear, paths, texts
 
 

@@ -7,9 +7,15 @@ from html.parser import HTMLParser
 
 import pytest
 
-from echelon.page.document import Fact, PageDocument, Section
 from echelon.page.drawn.static import MOST_BYTES, static_html
-from echelon.page.figures import DataTable, LineSeries, LinesFigure
+from echelon.planner.view.document import (
+    DataTable,
+    Fact,
+    LineSeries,
+    LinesFigure,
+    PageDocument,
+    Section,
+)
 from tests.page.browser.documents import documents
 from tests.page.drawn.reading import HOSTILE
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.config.load import load_job
+from echelon.page.documents.plan import plan_page
 from echelon.page.drawn.bars import draw_waterfall
 from echelon.page.drawn.figure import drawing
-from echelon.page.figures import WaterfallFigure
-from echelon.page.plan import plan_page
+from echelon.planner.view.document import WaterfallFigure
 from tests.page.drawn.reading import assert_words_are_clear, boxes, texts
 from tests.walks import examples
 
@@ -42,6 +42,13 @@ def test_bars_join_and_are_as_long_as_their_seconds() -> None:
 @given(st.floats(), st.floats(), st.floats())
 def test_any_seconds_are_drawn(total: float, low: float, high: float) -> None:
     figure = WaterfallFigure(
-        rows=(), total=total, total_text="?", low=low, high=high, band_text="?"
+        rows=(),
+        tones=(),
+        others=(),
+        total=total,
+        total_text="?",
+        low=low,
+        high=high,
+        band_text="?",
     )
     assert_words_are_clear(draw_waterfall(figure, "Seconds", ""))

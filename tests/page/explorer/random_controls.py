@@ -6,9 +6,10 @@ from functools import cache
 from random import Random
 from typing import Any
 
+from echelon.page.explorer.broken_rules import broken_rules
 from echelon.page.explorer.controls import OPERATORS, PLAIN, PRECISIONS, Controls
-from echelon.page.explorer.rules.finders import broken_rules
 from echelon.page.explorer.tables import CONTEXT_DEGREES, LENGTHS, explorer_tables
+from echelon.schedule.build import SCHEDULES
 
 MODELS = (
     *("llama3.1-405b", "llama3-8b", "mixtral-8x7b", "deepseek-v3", "mistral-7b", "gpt2"),
@@ -47,9 +48,9 @@ def random_settings(random: Random) -> Settings:
         # What breaks a rule most often is mended.
         tp = pick([n for n in (1, 2, 4, 8) if heads % n == 0])
         split = split and tp > 1
-        facts = tables()["schedule_facts"][schedule]
-        virtual = facts["virtual"].index(True)
-        pp = 2 * pp if facts["even_ranks"] and pp % 2 else pp
+        builder = SCHEDULES[schedule]
+        virtual = next(n for n in range(1, 9) if builder.fits_virtual_stages(n))
+        pp = pp if builder.fits_ranks(pp) else 2 * pp
         while pp * virtual > model["shape"]["layers"]:
             pp //= 2
         pp, cp = (pp, cp) if pp * tp * cp <= devices else (max(1, devices // tp), 1)
@@ -133,6 +134,6 @@ def legal_settings(seed: int, count: int) -> list[Settings]:
     random, found = Random(seed), list[Settings]()
     while len(found) < count:
         one = random_settings(random)
-        if not broken_rules(tables(), *one):
+        if not broken_rules(*one):
             found.append(one)
     return found

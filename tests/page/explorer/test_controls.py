@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
-from typing import get_args
+from typing import Any, get_args
 
-from echelon.config.settings.schema import SETTINGS
+from echelon.config.schema import SETTINGS
 from echelon.core.plan import Precision, RecomputedOperator
 from echelon.page.explorer.controls import (
     INT8_BLOCK,
     OPERATORS,
     PLAIN,
-    PRECISION_LINES,
+    PRECISION_SETTINGS,
     PRECISIONS,
     Controls,
 )
@@ -39,9 +38,9 @@ def test_what_controls_say_by_themselves_are_defaults_of_settings() -> None:
     assert SETTINGS["zero.int8_block"].default == INT8_BLOCK
 
 
-def test_lines_of_a_precision_make_it() -> None:
+def test_settings_of_a_precision_make_it() -> None:
     for name, precision in PRECISIONS.items():
-        said = tomllib.loads(PRECISION_LINES[name])
+        said: dict[str, Any] = {**PRECISION_SETTINGS[name]}
         # The format of gradients in 8 bits is chosen by what shares a scale.
         wanted = {key: value for key, value in said.items() if key != "fp8_gradients"}
         made = Precision(**wanted, fp8_gradients=precision.fp8_gradients)

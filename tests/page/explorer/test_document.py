@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from echelon.core.errors import ConfigError
+from echelon.page.explorer.broken_rules import broken_rules
 from echelon.page.explorer.document import explorer_page, start_controls
 from echelon.page.explorer.inputs import machine_place
-from echelon.page.explorer.rules.finders import broken_rules
 from tests.page.explorer.random_controls import tables
 
 
@@ -15,7 +15,7 @@ def test_every_model_starts_with_a_plan_on_every_cluster() -> None:
     for cluster in tables()["clusters"]:
         for model in tables()["models"]:
             found = start_controls(tables(), model, cluster)
-            assert broken_rules(tables(), found, model, cluster) == []
+            assert broken_rules(found, model, cluster) == []
             assert found.ranks == cluster["devices"]
             assert machine_place(tables(), found, model, cluster) >= 0
 

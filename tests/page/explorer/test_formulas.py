@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from echelon.page.compiled.module import module_text
+from echelon.page.explorer.broken_rules import broken_rules
 from echelon.page.explorer.guides import guide_ways
 from echelon.page.explorer.inputs import predict
 from echelon.page.explorer.mesh import mesh_axes
 from echelon.page.explorer.program import explorer_program
-from echelon.page.explorer.rules.finders import broken_rules
 from echelon.page.explorer.run_file import run_text
 from tests.page.explorer.random_controls import Settings, legal_settings, random_settings, tables
 
@@ -35,7 +35,7 @@ const tables = mapped(asked.tables);
 const found = asked.rows.map(([record, model, cluster]) => {
   const controls = controls_of_record(mapped(record));
   const [m, c] = [tables.get("models")[model], tables.get("clusters")[cluster]];
-  const broken = broken_rules(tables, controls, m, c).map((one) => [one.rule, one.message]);
+  const broken = broken_rules(controls, m, c).map((one) => [one.rule, one.message]);
   const text = run_text(controls, m, c);
   if (broken.length) return { broken, text };
   const got = predict(tables, controls, m, c);
@@ -91,7 +91,7 @@ def of_page(tmp_path: Path, rows: list[Settings]) -> list[dict[str, Any]]:
 
 def require_equal(tmp_path: Path, rows: list[Settings]) -> None:
     for one, told in zip(rows, of_page(tmp_path, rows), strict=True):
-        broken = [[each.rule, each.message] for each in broken_rules(tables(), *one)]
+        broken = [[each.rule, each.message] for each in broken_rules(*one)]
         assert told["broken"] == broken
         assert told["text"] == run_text(*one)
         if broken:

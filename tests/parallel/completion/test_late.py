@@ -12,9 +12,12 @@ from echelon.core.event import NoEvents
 from echelon.core.plan import OffloadTarget
 from echelon.parallel.completion.in_flight import InFlight, OperationName, Race, RaceKind
 from echelon.parallel.completion.late import InFlightWatch, LateCompletion
-from echelon.parallel.completion.late_files import LateFileOffloadStore
 from echelon.parallel.completion.late_group import LateGroup
-from echelon.parallel.completion.late_memory import LateBufferPool, LateCopyStreams
+from echelon.parallel.completion.late_memory import (
+    LateBufferPool,
+    LateCopyStreams,
+    LateFileOffloadStore,
+)
 from echelon.parallel.offload.copying_store import CopyingOffloadStore
 from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.transport.recorder import Recorder

@@ -16,8 +16,7 @@ from echelon.core.axis import Axis
 from echelon.core.event import Event, EventList
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext, RankProgress
-from echelon.layout.attention_boxes import AttentionTile
-from echelon.layout.attention_tiles import tiles_between
+from echelon.layout.attention_tiles import AttentionTile, tiles_between
 from echelon.models.attention import fused, local
 from echelon.models.attention.fused import FusedGpuKernel
 from echelon.models.batch import TokenBatch, positions_of

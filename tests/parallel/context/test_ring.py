@@ -11,7 +11,7 @@ import torch
 from echelon.core.attention_mask import AttentionMask, Placement
 from echelon.core.plan import ContextKind
 from echelon.launch.local.supervisor import RankPool
-from echelon.layout.ring_plan import ring_plan
+from echelon.layout.ring_transfers import ring_plan
 from echelon.models.attention.reference import attention_reference, visible
 from echelon.parallel.context.ring import start_transfer
 from echelon.parallel.transport.collectives import Group, Pending

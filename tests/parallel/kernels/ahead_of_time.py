@@ -97,7 +97,7 @@ def compiling(tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Yield the modules with kernels, by name, none of which launches anything."""
     modules = {
         name: import_module(f"{_ROOM}.{name}_triton")
-        for name in ("norm", "rotary", "swiglu", "cross_entropy", "update", "expert_kernels")
+        for name in ("norm_swiglu", "rotary", "cross_entropy", "update", "expert_kernels")
     }
     replaced: list[tuple[Any, str, Any]] = []
     for module in modules.values():
@@ -122,7 +122,8 @@ def compile_all(hidden: int, ffn: int, heads: tuple[int, int, int], dtype: torch
     norms = (torch.zeros(width, dtype=dtype), torch.zeros(width, dtype=dtype))
     labels = torch.zeros(rows, dtype=torch.int64)
     with compiling(print) as modules:
-        norm, rotary, swiglu = modules["norm"], modules["rotary"], modules["swiglu"]
+        norm = swiglu = modules["norm_swiglu"]
+        rotary = modules["rotary"]
         norm.norm(x, weight, 1e-5)
         norm.add_norm(x, x, weight, 1e-5)
         for around in (None, x):

@@ -14,7 +14,7 @@ from echelon.api.parallelizing import parallelize
 from echelon.core.event import Event, EventList
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.layout.module_buckets import ModuleBuckets
+from echelon.layout.modules import ModuleBuckets
 from echelon.parallel.module.module import UnitSummary
 from echelon.parallel.offload.store import storage_bytes
 from echelon.training.module.optimizer import ModuleOptimizer, ModuleStep
@@ -207,7 +207,7 @@ def one_device(loop: Loop, world_size: int) -> list[tuple[Values, float]]:
 
 def rate_of(loop: Loop, step: int) -> float:
     """Return the learning rate of a step of a loop."""
-    from echelon.training.optimizer.learning_rate import learning_rate
+    from echelon.training.optimizer.step import learning_rate
 
     settings = loop.plan.mathematics.optimizer
     if loop.learning_rate == "plan":

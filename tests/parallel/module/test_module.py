@@ -12,7 +12,7 @@ from torch import nn
 from echelon.core.plan import Precision, Zero
 from echelon.cost.bytes.data import module_bytes
 from echelon.launch.local.supervisor import RankPool
-from echelon.layout.module_buckets import ROOT, plan_module_buckets
+from echelon.layout.modules import ROOT, plan_module_buckets
 from echelon.parallel.module.module import apply_to_module, find_units, users_of
 from tests.parallel.layouts import plan_of
 from tests.parallel.module import targets

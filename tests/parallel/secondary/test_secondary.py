@@ -11,7 +11,7 @@ from echelon.core.experts import ExpertLayout
 from echelon.core.plan import Plan, Precision, Recompute
 from echelon.cost.bytes.sent import bytes_sent, bytes_sent_by_axis, parameter_gather_tiers
 from echelon.launch.local.supervisor import RankPool
-from echelon.layout.secondary import node_groups, secondary_degree
+from echelon.layout.data_groups import node_groups, secondary_degree
 from echelon.proof.matrix.bytes_walk import compare_plan
 from echelon.proof.run import prove
 from tests.parallel.layouts import MIXTRAL, NANO, QWEN, plan_of

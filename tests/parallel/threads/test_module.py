@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import echelon as ec
 from echelon.core.choices.threads import THREADS_AXIS, replica_rows
 from echelon.core.event import EventList
-from echelon.cost.bytes.threads import ByRows, ThreadedPass, ThreadedStep, step_bytes
+from echelon.cost.bytes.modules import ByRows, ThreadedPass, ThreadedStep, step_bytes
 from echelon.parallel.threads.copies import state_of
 from tests.parallel.threads.modules import F64, LIMIT, MODELS, both, furthest, gradients
 

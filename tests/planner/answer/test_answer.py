@@ -12,7 +12,7 @@ import pytest
 from echelon.cli.main import main
 from echelon.core.errors import EnvironmentProblem
 from echelon.planner.answer.answer import PlanAnswer
-from echelon.planner.explain.bands import held_bytes_band, step_band
+from echelon.planner.predict.bands import held_bytes_band, step_band
 from echelon.planner.recommend.recommend import Recommendation, recommend
 from tests.planner.requests import small
 

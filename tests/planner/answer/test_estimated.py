@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.planner.answer.estimated import EstimatedPlan
+from echelon.planner.answer.answer import EstimatedPlan
 from echelon.planner.recommend.recommend import Recommendation, recommend
 from tests.planner.requests import small
 

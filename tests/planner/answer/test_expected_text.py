@@ -10,7 +10,7 @@ import pytest
 
 import echelon as ec
 from echelon.cli.main import main
-from echelon.planner.answer.expected_text import duration, expected_lines
+from echelon.planner.answer.objectives import duration, expected_lines
 from echelon.planner.search.ranked import expected_of_request
 from echelon.planner.search.search import search
 from tests.planner.answer.test_search_json import check

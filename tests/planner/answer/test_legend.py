@@ -25,6 +25,7 @@ from echelon.planner.answer.search_text import answer_text, plans_table
 from echelon.planner.recommend.recommend import Recommendation, recommend
 from echelon.planner.search.candidate import CandidatePlan
 from echelon.planner.search.request import Objective, SearchAim, make_request
+from echelon.planner.view.text_layout import data_text
 from echelon.schedule.build import SCHEDULES
 from tests.planner.search.test_candidate import CHOICE as PLAIN
 
@@ -134,7 +135,7 @@ def test_the_legend_of_a_search_is_that_of_its_rows(
     aim = SearchAim(objective=objective, price=2.0 if objective == "cost" else None)
     found = recommend(make_request(model, cluster=cluster, pins=pins, aim=aim))
     assert isinstance(found, Recommendation)
-    rows = plans_table(found.answer.ranked, columns=WIDE).splitlines()[1:]
+    rows = data_text(plans_table(found.answer.ranked), columns=WIDE).splitlines()[1:]
     # The last four columns are numbers of a plan, the others its words.
     words = [" ".join(row.split()[:-4]) for row in rows]
     assert len({*words}) == len({one.candidate for one in found.answer.ranked})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echelon.core.units import binary_bytes
-from echelon.planner.answer.longest_text import longest_facts, longest_json
+from echelon.planner.answer.objectives import longest_facts, longest_json
 from echelon.planner.recommend.longest_sequence import LongestSequence
 from echelon.planner.recommend.recommend import Recommendation, recommend
 from echelon.planner.search.request import LONGEST_SEQUENCE

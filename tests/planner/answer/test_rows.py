@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.planner.answer.answer import PlanAnswer
-from echelon.planner.answer.rows import RowValue, plan_row
+from echelon.planner.answer.answer import PlanAnswer, RowValue, plan_row
 from echelon.planner.recommend.recommend import Recommendation, recommend
 from echelon.planner.search.request import SearchAim, make_request
 

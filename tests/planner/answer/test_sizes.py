@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
 
 from echelon.api.given_plan import plan_from_given
+from echelon.page.notebook import sizes_html
 from echelon.planner.answer.answer import PlanAnswer
 from echelon.planner.answer.sizes import SizesAnswer, sizes_text
-from echelon.planner.recommend.recommend import recommend
-from echelon.planner.recommend.sizes import four_sizes
+from echelon.planner.recommend.recommend import four_sizes, recommend
 from echelon.planner.search.request import SearchRequest, make_request
+from tests.page.drawn.test_static import Reader
 
 SMALL = ("model.layers=4", "batch.global_sequences=16")
 
@@ -53,12 +53,17 @@ def test_no_line_is_wider_than_the_page(sizes: SizesAnswer, columns: int) -> Non
     assert "--cluster 8xh100" in " ".join(page.split())
 
 
+def notebook(sizes: SizesAnswer) -> str:
+    shown = sizes_html(sizes)
+    assert sizes._repr_html_() == shown
+    return shown
+
+
 def test_its_forms_say_the_same(sizes: SizesAnswer) -> None:
     assert repr(sizes) == "<SizesAnswer llama3-8b-changed on 1xh100, 2xh100, 4xh100, 8xh100>"
     assert "this machine has no GPU" in " ".join(str(sizes).split())
     steps = [f"{answer.step_s.value:.4g}" for answer in sizes.answers.values()]
-    tree = ElementTree.fromstring(sizes._repr_html_())
-    shown = ["".join(cell.itertext()) for cell in tree.iter("td")]
+    shown = Reader(notebook(sizes)).cells
     for step in steps:
         assert step in str(sizes)
         assert step in shown
@@ -70,7 +75,7 @@ def test_its_forms_say_the_same(sizes: SizesAnswer) -> None:
 def test_gpus_that_nobody_knows_are_named(sizes: SizesAnswer) -> None:
     page = " ".join(str(replace(sizes, unknown_gpus="2 x NVIDIA <New>")).split())
     assert "2 x NVIDIA <New> of this machine is not in the catalogue" in page
-    html = replace(sizes, unknown_gpus="2 x NVIDIA <New>")._repr_html_()
+    html = notebook(replace(sizes, unknown_gpus="2 x NVIDIA <New>"))
     assert "2 x NVIDIA &lt;New&gt;" in html
 
 

@@ -9,8 +9,7 @@ import pytest
 from echelon.planner.explain.fixes import candidate_from_plan, find_fixes
 from echelon.planner.search.ranked import RankedPlan, estimate_candidate, settings_from_ranked
 from echelon.planner.search.request import SearchRequest, make_request
-from echelon.planner.search.search import search
-from echelon.planner.search.smallest import smallest_that_fits
+from echelon.planner.search.search import search, smallest_that_fits
 from tests.planner.requests import small
 
 

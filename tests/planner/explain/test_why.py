@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import pytest
 
-from echelon.planner.explain.bands import step_band, step_term_bands
 from echelon.planner.explain.why import COMPUTE_TERMS, explain_best
+from echelon.planner.predict.bands import step_band, step_term_bands
 from echelon.planner.search.search import SearchResult, search
 from tests.planner.requests import small
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from echelon.config.load import load_job
 from echelon.handbook.guides.practices import PRACTICES
-from echelon.planner.lint.checks import LINTS, lint, lint_rows
+from echelon.planner.lint.checks import LINTS, lint, lint_rows, most_held_by_server, plan_fits
 from tests.handbook.guides.situations import plan_of
 
 
@@ -57,3 +58,27 @@ def test_a_rack_that_is_wired_as_a_node_is_one(lint_id: str, inside: str, beyond
     (found,) = [finding for finding in lint(plan_of(beyond)) if finding.id == lint_id]
     assert "NVLink 5 domains of 64" in found.message
     assert "InfiniBand" in found.message or lint_id.startswith("context")
+
+
+EIGHT = "cluster.preset=8xh100"
+SHARDED = (EIGHT, "mesh.dp_shard=8", "zero.stage=3")
+
+
+@pytest.mark.parametrize(
+    ("settings", "fits"),
+    [
+        ((*SHARDED, "recompute.policy=full"), True),
+        # Parameters, gradients and optimizer of each replica: 128 GB of 85.
+        ((EIGHT, "mesh.dp_replicate=8"), False),
+        # What is held between steps fits; activations of a microbatch do not.
+        ((*SHARDED, "batch.microbatch_sequences=8"), False),
+    ],
+)
+def test_all_that_a_step_needs_must_fit(settings: tuple[str, ...], fits: bool) -> None:
+    assert plan_fits(load_job("llama3-8b", settings).plan) is fits
+
+
+def test_the_fullest_server_counts() -> None:
+    plan = load_job("nano", ("servers.count=2", "mesh.dp_replicate=2")).plan
+    assert most_held_by_server(plan) > 0
+    assert most_held_by_server(load_job("nano", ()).plan) == 0

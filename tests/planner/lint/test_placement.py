@@ -38,6 +38,22 @@ CASES = {
         "gpt3-175b 8xh100 mesh.tp=8",
     ),
     "idle-devices": ("gpt2 8xh100 mesh.dp_replicate=4", "gpt2 8xh100 mesh.dp_replicate=8"),
+    "microbatches-per-stage": (
+        "gpt2 4xh100 mesh.pp=4 batch.global_sequences=8 batch.microbatch_sequences=1",
+        "gpt2 4xh100 mesh.pp=4 batch.global_sequences=16 batch.microbatch_sequences=1",
+    ),
+    "gpipe-holds-all": (
+        "gpt2 4xh100 mesh.pp=4 pipeline.schedule=gpipe",
+        "gpt2 4xh100 mesh.pp=4 pipeline.schedule=1f1b",
+    ),
+    "stages-uneven": (
+        "gpt2 2xh100 mesh.pp=2 pipeline.stages=[[0,1,2],[3,4,5,6,7,8,9,10,11]]",
+        "llama2-7b 2xh100 mesh.pp=2",
+    ),
+    "empty-stages": (
+        "gpt2 4xh100 mesh.pp=4 pipeline.stages=[[0,1,2,3],[],[4,5,6,7],[8,9,10,11]]",
+        "gpt2 4xh100 mesh.pp=4",
+    ),
 }
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from echelon.cli.main import main
-from echelon.cli.plan.report import plan_text
 from echelon.config.load import load_job
 from echelon.core.plan import Plan
 from echelon.cost.bytes.sent import bytes_sent_by_axis
@@ -18,6 +17,7 @@ from echelon.planner.predict.stage_rows import (
     pool_bytes,
     stage_rows,
 )
+from echelon.planner.report.report import plan_text
 
 
 def nano(*settings: str) -> Plan:

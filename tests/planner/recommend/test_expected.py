@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.planner.explain.bands import fit_probability, held_factor
+from echelon.planner.predict.bands import fit_probability, held_factor
 from echelon.planner.recommend.recommend import SURE, Recommendation, noise, recommend
-from echelon.planner.recommend.simplicity import complexity
+from echelon.planner.search.candidate import complexity
 from echelon.planner.search.ranked import expected_of_request, objective_value, ranking_key
 from echelon.planner.search.request import Objective, SearchAim, SearchRequest, make_request
 from echelon.planner.search.search import search

@@ -12,10 +12,9 @@ from echelon.planner.recommend.recommend import (
     noise,
     recommend,
 )
-from echelon.planner.recommend.simplicity import splitting_axes
-from echelon.planner.search.candidate import CandidatePlan
+from echelon.planner.search.candidate import CandidatePlan, splitting_axes
 from echelon.planner.search.request import SearchAim, make_request
-from echelon.planner.search.smallest import smallest_that_fits
+from echelon.planner.search.search import smallest_that_fits
 
 FULL = 0.95
 """Share of a device's memory above which no expert fills it."""

@@ -15,10 +15,9 @@ from echelon.cli.main import main
 from echelon.config.entries import Entry
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
-from echelon.planner.answer.longest_text import longest_facts
+from echelon.planner.answer.objectives import longest_facts
 from echelon.planner.recommend.longest_sequence import longest_sequence
-from echelon.planner.search.other_requests import request_with_settings
-from echelon.planner.search.request import SearchRequest
+from echelon.planner.search.request import SearchRequest, request_with_settings
 from echelon.planner.search.search import search
 from tests.planner.requests import SMALL, small
 

@@ -7,13 +7,16 @@ from itertools import pairwise
 
 import pytest
 
-from echelon.planner.explain.bands import fit_probability
+from echelon.core.cluster import Cluster
+from echelon.planner.predict.bands import fit_probability
+from echelon.planner.recommend import recommend as sizes
 from echelon.planner.recommend.recommend import (
     SURE,
     Recommendation,
+    four_sizes,
     recommend,
 )
-from echelon.planner.recommend.simplicity import complexity, splitting_axes
+from echelon.planner.search.candidate import complexity, splitting_axes
 from echelon.planner.search.request import SearchAim, SearchRequest, make_request
 from echelon.planner.search.search import SearchResult
 from tests.planner.requests import small
@@ -135,3 +138,39 @@ def test_a_recommendation_that_is_interrupted_has_the_plans_of_the_search(
     assert isinstance(answer, SearchResult)
     assert answer.interrupted
     assert answer.best is not None
+
+
+def request_on(cluster: str) -> SearchRequest:
+    """Return the request of a small model on a cluster."""
+    small = ("model.layers=2", "batch.global_sequences=32")
+    return make_request("llama3-8b", cluster=cluster, settings=small, pins=["cp=1"])
+
+
+def test_sizes_begin_with_the_smallest_and_double() -> None:
+    found = four_sizes(request_on)
+    clusters: list[Cluster] = [one.answer.request.cluster for one in found]
+    assert [one.num_devices for one in clusters] == [1, 2, 4, 8]
+    assert {one.device.name for one in clusters} == {"H100 SXM 80 GB"}
+    assert all(one.first.fits > 0.9 for one in found)
+    alone = four_sizes(request_on, alone=True)
+    assert [one.first for one in alone] == [one.first for one in found]
+    assert not any(one.others for one in alone)
+    assert any(one.others for one in found)
+
+
+@pytest.mark.slow
+def test_a_size_without_a_plan_is_left_out_and_an_interruption_ends_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = [*four_sizes(request_on)]
+    empty = replace(answers[0].answer, ranked=(), interrupted=False)
+    monkeypatch.setattr(sizes, "recommend", lambda _, *, alone: empty)
+    assert four_sizes(request_on) == []
+    stopped = replace(empty, interrupted=True)
+    monkeypatch.setattr(sizes, "recommend", lambda _, *, alone: stopped)
+    with pytest.raises(KeyboardInterrupt):
+        four_sizes(request_on)
+    monkeypatch.setattr(sizes, "recommend", lambda _, *, alone: answers[0])
+    assert len(four_sizes(request_on)) == 4
+    monkeypatch.setattr(sizes, "smallest_that_fits", lambda _: None)
+    assert four_sizes(request_on) == []

@@ -11,8 +11,7 @@ import time
 from dataclasses import dataclass, replace
 
 from echelon.planner.search.request import SearchRequest, make_request
-from echelon.planner.search.search import search
-from echelon.planner.search.smallest import clusters_of_devices, smallest_that_fits
+from echelon.planner.search.search import clusters_of_devices, search, smallest_that_fits
 
 MODELS = {
     "gpt2-xl": ("v100-16gb", "rtx4090"),

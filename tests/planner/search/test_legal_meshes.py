@@ -6,11 +6,11 @@ import numpy as np
 
 from echelon.planner.search.legal_meshes import (
     Legality,
-    divisors,
     expert_fold_degrees,
     legal_meshes,
     take_columns,
 )
+from echelon.planner.search.options import divisors
 from tests.planner.requests import small
 
 

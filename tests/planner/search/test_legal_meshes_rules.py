@@ -19,9 +19,8 @@ from echelon.planner.search.legal_meshes import (
     legal_meshes,
     take_columns,
 )
-from echelon.planner.search.options import pinned_zero_options, schedule_options
+from echelon.planner.search.options import pinned_zero_options, recompute_options, schedule_options
 from echelon.planner.search.pins import read_pins
-from echelon.planner.search.recompute_options import recompute_options
 from echelon.planner.search.request import SearchRequest
 from tests.planner.requests import MIXTURE, SMALL, small
 from tests.walks import examples

@@ -18,6 +18,7 @@ from echelon.planner.search.pins import read_pins
 from echelon.planner.search.ranked import RankedPlan
 from echelon.planner.search.request import SearchRequest
 from echelon.planner.search.search import search
+from echelon.planner.view.text_layout import data_text
 from tests.planner.requests import MIXTURE, SMALL, small
 
 SEARCHES: Sequence[tuple[int, Sequence[str], Sequence[str], float]] = (
@@ -55,7 +56,7 @@ def _under(request: SearchRequest, pins: Sequence[str]) -> RankedPlan:
 
 def _cells(one: RankedPlan) -> dict[str, str]:
     """Return what the table of plans prints of one, by its heads."""
-    head, row = plans_table([one], columns=200).splitlines()
+    head, row = data_text(plans_table([one]), columns=200).splitlines()
     names, cells = (re.split(r" {2,}", line.strip()) for line in (head, row))
     return dict(zip(names, cells, strict=True))
 

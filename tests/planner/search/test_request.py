@@ -16,6 +16,7 @@ from echelon.interop.tools import ALSO_CALLED
 from echelon.planner.search.request import (
     SearchAim,
     make_request,
+    request_with_settings,
     trainer_meant,
 )
 from echelon.planner.search.search import search
@@ -178,3 +179,27 @@ def test_trainers_near_to_a_wrong_name_are_offered() -> None:
     with pytest.raises(ConfigError) as caught:
         make_request("nano", cluster="8xh100", aim=SearchAim(trainer="Torch-Titen"))
     assert caught.value.problems[0].suggestions[0] == "torchtitan"
+
+
+def test_other_settings_of_a_run_are_those_of_the_command_line() -> None:
+    request = make_request("llama3-8b", cluster="8xh100")
+    low = {"precision.parameters": "bf16", "precision.gradients": "bf16"}
+    sets = [f"{key}={value}" for key, value in low.items()]
+    typed = make_request("llama3-8b", cluster="8xh100", settings=sets)
+    changed = request_with_settings(request, low)
+    assert (changed.mathematics, changed.software) == (typed.mathematics, typed.software)
+    with pytest.raises(ConfigError, match="gradients-hold-parameters"):
+        request_with_settings(request, {**low, "precision.parameters": "fp32"})
+
+
+def test_a_batch_that_nobody_asked_for_follows_the_length_of_sequences(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
+    request = make_request(tmp_path, cluster="8xh100")
+    shorter = request_with_settings(request, {"batch.sequence_length": 512})
+    sets = ["batch.sequence_length=512"]
+    typed = make_request(tmp_path, cluster="8xh100", settings=sets)
+    assert shorter.mathematics == typed.mathematics
+    assert shorter.mathematics.global_sequences == 4 * request.mathematics.global_sequences
+    asked = make_request(tmp_path, cluster="8xh100", settings=["batch.global_sequences=7"])
+    shorter = request_with_settings(asked, {"batch.sequence_length": 512})
+    assert shorter.mathematics.global_sequences == 7

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from rich.cells import cell_len
 
-from echelon.planner.view.lines import WIDTH, TextLine
+from echelon.planner.view.figure_text import TextLine
+from echelon.planner.view.text_layout import WIDTH
 
 
 def text_of(lines: Iterable[TextLine]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.cells import cell_len
 
-from echelon.planner.view.lines import (
+from echelon.planner.view.figure_text import (
     pad_text,
     table_lines,
     truncate_text,

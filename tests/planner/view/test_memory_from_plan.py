@@ -10,7 +10,7 @@ from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.bytes.held import bytes_held_by_pool
 from echelon.cost.peak.rank_peak import rank_peak
-from echelon.planner.view.memory import memory_bars, memory_rows_from_plan
+from echelon.planner.view.plan_figures import memory_bars, memory_rows_from_plan
 from tests.cost.layouts import zero_plan
 from tests.parallel.layouts import NANO, plan_of
 

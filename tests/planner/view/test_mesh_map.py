@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from echelon.core.axis import Axis
 from echelon.core.cluster import Cluster, Device, Link
 from echelon.core.mesh import Mesh
+from echelon.planner.view.figure_text import mesh_lines
 from echelon.planner.view.mesh_map import axis_facts, mesh_map
 from tests.planner.view.figures import assert_narrow, text_of
 from tests.walks import examples
@@ -66,7 +67,7 @@ def test_facts_are_those_of_the_groups_of_the_mesh(drawn: tuple[Mesh, Cluster, i
 def test_any_map_fits_80_columns(drawn: tuple[Mesh, Cluster, int]) -> None:
     mesh, cluster, expert_tp = drawn
     found = mesh_map(mesh, cluster, expert_tp=expert_tp)
-    assert_narrow(text_of(found.lines()))
+    assert_narrow(text_of(mesh_lines(found)))
 
 
 def test_every_device_of_a_few_nodes_is_drawn_with_its_coordinates() -> None:
@@ -76,7 +77,7 @@ def test_every_device_of_a_few_nodes_is_drawn_with_its_coordinates() -> None:
     assert len(devices) == 16
     assert devices[0].coordinates == ("pp0", "rep0", "shard0", "tp0", "ep0")
     assert devices[11].coordinates == ("pp1", "rep0", "shard1", "tp1", "ep1")
-    text = text_of(found.lines())
+    text = text_of(mesh_lines(found))
     assert "node 0\n" in text
     assert "node 1\n" in text
     assert found.parts() == ()
@@ -84,7 +85,7 @@ def test_every_device_of_a_few_nodes_is_drawn_with_its_coordinates() -> None:
 
 def test_of_a_large_mesh_one_node_is_drawn_and_the_others_are_counted() -> None:
     found = mesh_map(LARGE, _cluster(2048, 8))
-    text = text_of(found.lines())
+    text = text_of(mesh_lines(found))
     assert "pp 16 x dp_shard 128 x tp 8 = 16,384 ranks" in text
     assert text.count("node 0\n") == 1
     assert "node 1\n" not in text
@@ -109,11 +110,13 @@ def test_an_axis_is_inside_of_nodes_or_crosses_over_the_link_that_it_needs() -> 
 
 
 def test_shared_interfaces_and_devices_without_a_rank_are_told() -> None:
-    text = text_of(mesh_map(Mesh(pp=3, tp=4), _cluster(2, 8, interfaces=2)).lines())
+    text = text_of(mesh_lines(mesh_map(Mesh(pp=3, tp=4), _cluster(2, 8, interfaces=2))))
     assert "far: the 8 devices of a node share 2 interfaces" in text
     assert "node 1, 4 of its 8 devices without a rank" in text
-    assert "interface" not in text_of(mesh_map(Mesh(tp=4), _cluster(1, 8, interfaces=1)).lines())
-    assert "1 rank\n" in text_of(mesh_map(Mesh(), _cluster(1, 1)).lines())
+    assert "interface" not in text_of(
+        mesh_lines(mesh_map(Mesh(tp=4), _cluster(1, 8, interfaces=1)))
+    )
+    assert "1 rank\n" in text_of(mesh_lines(mesh_map(Mesh(), _cluster(1, 1))))
 
 
 def test_experts_that_fold_over_nothing_whole_are_refused() -> None:

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from echelon.planner.view.document import WaterfallRow
+from echelon.planner.view.figure_text import waterfall_lines
+from echelon.planner.view.plan_figures import waterfall
 from echelon.planner.view.terms import tone_of
-from echelon.planner.view.waterfall import waterfall
 from tests.planner.view.figures import assert_narrow, text_of
 from tests.walks import examples
 
@@ -36,6 +38,10 @@ names = st.one_of(st.sampled_from(sorted(STEP)), st.text())
 _NUMBERS = re.compile(r"  ([\d,.]+) (?:s|ms|us|ns)  +([\d.]+) %$")
 
 
+def _stop(row: WaterfallRow) -> float:
+    return row.start + sum(part.seconds for part in row.parts)
+
+
 def _numbers(text: str) -> list[tuple[Fraction, Fraction]]:
     found = (_NUMBERS.search(line) for line in text.splitlines())
     return [(Fraction(one[1].replace(",", "")), Fraction(one[2])) for one in found if one]
@@ -45,27 +51,27 @@ def _numbers(text: str) -> list[tuple[Fraction, Fraction]]:
 @given(st.dictionaries(names, seconds, max_size=16))
 def test_any_step_fits_80_columns_and_its_numbers_add_up(terms: dict[str, float]) -> None:
     fall = waterfall(terms)
-    assert_narrow(text_of(fall.lines()))
+    assert_narrow(text_of(waterfall_lines(fall)))
     assert fall.total == pytest.approx(sum(terms.values()))
-    for bar, after in pairwise(fall.bars):
-        assert after.start == pytest.approx(bar.stop)
-    if fall.bars:
-        rows = _numbers(text_of(fall.lines()))
-        count = len(fall.bars)
+    for bar, after in pairwise(fall.rows):
+        assert after.start == pytest.approx(_stop(bar))
+    if fall.rows:
+        rows = _numbers(text_of(waterfall_lines(fall)))
+        count = len(fall.rows)
         for column in (0, 1):
             total = rows[count][column]
             assert sum(row[column] for row in rows[:count]) == total
             assert sum(row[column] for row in rows[count + 1 :]) == total
-        assert fall.bars[0].start == 0
-        assert fall.bars[-1].stop == pytest.approx(fall.total)
+        assert fall.rows[0].start == 0
+        assert _stop(fall.rows[-1]) == pytest.approx(fall.total)
 
 
 def test_terms_keep_their_order_and_small_ones_are_other() -> None:
     fall = waterfall(STEP)
-    labels = [bar.label for bar in fall.bars]
+    labels = [bar.label for bar in fall.rows]
     assert labels == ["matmul", "attention", "tensor", "bubble", "gradients", "other"]
-    assert (fall.bars[-1].label, *fall.bars[-1].terms) == ("other", "host", "fixed")
-    text = text_of(fall.lines())
+    assert fall.others == ("host", "fixed")
+    text = text_of(waterfall_lines(fall))
     assert "other: host, fixed" in text
     assert "total" in text
     assert re.search(r"^total +10\.000 s  100\.0 %$", text, re.MULTILINE)
@@ -73,7 +79,7 @@ def test_terms_keep_their_order_and_small_ones_are_other() -> None:
 
 
 def test_three_tones_say_what_the_seconds_are() -> None:
-    text = text_of(waterfall(STEP).lines())
+    text = text_of(waterfall_lines(waterfall(STEP)))
     assert re.search(r"^= compute +5\.000 s +50\.0 %$", text, re.MULTILINE)
     assert re.search(r"^# exposed communication +3\.440 s +34\.4 %$", text, re.MULTILINE)
     assert re.search(r"^\. idle +1\.560 s +15\.6 %$", text, re.MULTILINE)
@@ -84,7 +90,7 @@ def test_three_tones_say_what_the_seconds_are() -> None:
 
 
 def test_a_mark_starts_where_the_last_bar_ended() -> None:
-    lines = text_of(waterfall(STEP).lines()).splitlines()[:5]
+    lines = text_of(waterfall_lines(waterfall(STEP))).splitlines()[:5]
     spans = [re.search(r"(?<=  )[=#.]+(?=  )", line) for line in lines]
     for one, after in pairwise(spans):
         assert one is not None
@@ -94,13 +100,14 @@ def test_a_mark_starts_where_the_last_bar_ended() -> None:
 
 def test_other_of_two_tones_has_two_parts() -> None:
     fall = waterfall({"matmul": 1.0, "messages": 0.001, "optimizer": 0.001})
-    assert fall.bars[-1].parts == {"compute": 0.001, "communication": 0.001}
+    parts = {part.tone: part.seconds for part in fall.rows[-1].parts}
+    assert parts == {"compute": 0.001, "communication": 0.001}
 
 
 @pytest.mark.parametrize("terms", [{}, {"matmul": 0.0}])
 def test_no_seconds_are_still_a_picture(terms: dict[str, float]) -> None:
     fall = waterfall(terms)
-    assert text_of(fall.lines()) == "(a step takes no time)\n"
+    assert text_of(waterfall_lines(fall)) == "(a step takes no time)\n"
 
 
 def test_negative_seconds_are_refused() -> None:

@@ -19,8 +19,8 @@ from echelon.proof.causes.diagnose import diagnose
 from echelon.proof.causes.finding import Diagnosis, ProofFinding
 from echelon.proof.claims.claims import judge
 from echelon.proof.shrink import shrink
-from tests.proof.evidence import replicas
 from tests.proof.layouts import layout
+from tests.proof.replicas import replicas
 
 PLAN = shrink(layout(dp=2), precision="fp64")
 SITE = "layers.1.mlp"

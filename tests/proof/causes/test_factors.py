@@ -10,17 +10,24 @@ import pytest
 import torch
 
 from echelon.core.plan import Plan
-from echelon.proof.causes.factors import known_factors, name_factor
+from echelon.proof.causes.factors import (
+    known_factors,
+    name_factor,
+    name_partial_norm,
+    named_on_mesh,
+    place_of_parameter,
+)
 from echelon.proof.causes.gradients.microbatch_weights import (
     WrongGradient,
     explain_weights,
     fit_microbatch_weights,
 )
 from echelon.proof.causes.gradients.norm import norms_of_parts
-from echelon.proof.claims.factor_fit import fit_basis, fit_factor
+from echelon.proof.evidence.fits import fit_basis, fit_factor
 from echelon.proof.oracle.oracle import MicrobatchKey, OracleStep, contributions, run_oracle
 from echelon.proof.shrink import shrink
 from tests.proof.layouts import layout
+from tests.proof.verify.captures import evidence_of
 
 NAME = "layers.0.attention.o.weight"
 
@@ -137,3 +144,29 @@ def test_norms_of_parts_differ_from_the_norm_and_from_each_other() -> None:
     stages = [part.value for part in parts if part.name.startswith("of pipeline stage")]
     tied = float(oracle.gradients["embedding.weight"].norm())
     assert sum(v**2 for v in stages) == pytest.approx(oracle.grad_norm**2 + tied**2)
+
+
+def test_a_factor_is_named_by_the_axes_that_have_it() -> None:
+    evidence = evidence_of({})
+    step = evidence.steps[0]
+    assert named_on_mesh(evidence, step, 2.0).factor == "dp"
+    assert (named_on_mesh(evidence, step, 0.5).factor, named_on_mesh(evidence, step, 0.5).axis) == (
+        "1/dp",
+        "dp",
+    )
+    assert named_on_mesh(evidence, step, 1.7).factor == "number"
+
+
+def test_a_partial_norm_says_of_what() -> None:
+    evidence = evidence_of({})
+    step = evidence.steps[0]
+    found = name_partial_norm(evidence, step, step.grad_norm * 2**0.5)
+    assert found is not None
+    assert found.description.startswith(f"{step.grad_norm * 2**0.5:.6g} is the norm of all that")
+    assert (found.axis, found.value) == ("dp", pytest.approx(2**0.5))
+    assert name_partial_norm(evidence, step, step.grad_norm) is None
+
+
+def test_where_a_parameter_lies_is_told() -> None:
+    assert place_of_parameter(evidence_of({}), "w") == "copies over dp"
+    assert place_of_parameter(evidence_of({}), "loss") == ""

@@ -14,7 +14,8 @@ from echelon.proof.causes.routing import (
     explain_routes,
     router_of,
 )
-from echelon.proof.claims.checks import Check, Evidence
+from echelon.proof.claims.checks import Check
+from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.oracle.oracle import run_oracle
 from echelon.proof.shrink import shrink
 from echelon.proof.subject import (
@@ -24,7 +25,7 @@ from echelon.proof.subject import (
     StepRecord,
 )
 from tests.parallel.layouts import MIXTRAL, plan_of
-from tests.proof.evidence import replicas
+from tests.proof.replicas import replicas
 
 BALANCE = Balance(kind="both", aux_coefficient=0.1, z_coefficient=0.01, bias_rate=0.05)
 assert MIXTRAL.experts is not None
@@ -62,7 +63,7 @@ def said() -> ReportedRouting:
     )
 
 
-def saying(lie: Lie) -> Evidence:
+def saying(lie: Lie) -> PlanEvidence:
     """Return a run whose ranks say something else of their routing."""
 
     def report(rank: int, step: int, record: StepRecord) -> StepRecord:
@@ -75,7 +76,7 @@ def failed(what: str) -> Check:
     return Check(0, f"{what} of layers.{LAYER} of rank 0", 1.0, detail="wrong")
 
 
-def counting(times: Callable[[int, int], int]) -> Evidence:
+def counting(times: Callable[[int, int], int]) -> PlanEvidence:
     """Return a run whose ranks count the tokens of each expert in this way."""
 
     def lie(rank: int, right: ReportedRouting) -> ReportedRouting:

@@ -16,8 +16,8 @@ from echelon.proof.claims.activation_checks import (
 )
 from echelon.proof.claims.claims import judge
 from echelon.proof.shrink import shrink
-from tests.proof.evidence import replicas
 from tests.proof.layouts import layout
+from tests.proof.replicas import replicas
 
 PLAN = shrink(layout(dp=2), precision="fp64")
 SITE = "layers.1.attention"
@@ -28,9 +28,9 @@ def test_right_activations_hold_on_every_rank_and_are_whole_together() -> None:
     checks = [*activations(evidence), *activation_gradients(evidence)]
     assert len(checks) == 2 * (6 * PLAN.model.layers + 1)
     assert max(check.error for check in checks) == 0.0
-    right = evidence.oracle[0].activations[SITE]
+    right = evidence.steps[0].activations[SITE]
     assert torch.equal(
-        whole_activation(copies_at(evidence.plan, evidence.observed, 0)[SITE], right), right
+        whole_activation(copies_at(evidence.plan, evidence.run, 0)[SITE], right), right
     )
 
 
@@ -65,7 +65,7 @@ def test_tokens_that_nobody_tells_and_other_shapes_are_no_match() -> None:
 
 def test_an_engine_that_does_not_tell_is_not_judged_by_its_activations() -> None:
     evidence = replicas(PLAN)
-    evidence.observed.activations.clear()
+    evidence.run.activations.clear()
     rules = {result.rule.id for result in judge(evidence)}
     assert "prove-microbatch-loss" in rules
     assert not rules & {"prove-activations", "prove-activation-gradients"}

@@ -10,24 +10,25 @@ from typing import Any
 import pytest
 import torch
 
-from echelon.proof.claims import checks
-from echelon.proof.claims.checks import Check, Evidence, dp_rank_of, relative_error, tensor_error
-from echelon.proof.ranks import INITIAL
+from echelon.proof.claims import checks, value_checks
+from echelon.proof.claims.checks import Check, dp_rank_of, relative_error, tensor_error
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.evidence.run import INITIAL
 from echelon.proof.shrink import shrink
 from echelon.proof.subject import StepRecord
-from tests.proof.evidence import replicas
 from tests.proof.layouts import layout
+from tests.proof.replicas import replicas
 
 PLAN = shrink(layout(dp=2, accumulation=1), precision="fp64")
 
-Checks = Callable[[Evidence], Iterator[Check]]
+Checks = Callable[[PlanEvidence], Iterator[Check]]
 
 
-def broken(compare: Checks, evidence: Evidence) -> list[Check]:
+def broken(compare: Checks, evidence: PlanEvidence) -> list[Check]:
     return [one for one in compare(evidence) if not one.error <= one.allowed]
 
 
-def saying(**changes: Any) -> Evidence:
+def saying(**changes: Any) -> PlanEvidence:
     """Return a run whose rank 1 reports something else."""
 
     def report(rank: int, step: int, record: StepRecord) -> StepRecord:
@@ -52,8 +53,8 @@ def test_what_is_right_passes_everywhere() -> None:
         checks.initial_weights,
         checks.token_count,
         checks.microbatch_losses,
-        checks.scalar("loss", "loss"),
-        checks.scalar("gradient norm", "grad_norm"),
+        checks.losses,
+        value_checks.gradient_norms,
     )
     for compare in every:
         assert broken(compare, evidence) == []
@@ -61,7 +62,7 @@ def test_what_is_right_passes_everywhere() -> None:
 
 
 def test_samples_of_another_replica_and_blocks_that_nobody_ran_are_told() -> None:
-    first = replicas(PLAN).observed.reports(0)[0].samples
+    first = replicas(PLAN).run.reports(0)[0].samples
     (one,) = broken(checks.nothing_dropped, saying(samples=first))
     assert one.detail == "rank 1 is dp 1 but read the samples of dp 0"
     (one,) = broken(checks.nothing_dropped, saying(samples=()))
@@ -77,7 +78,7 @@ def test_pieces_must_fit_and_be_held() -> None:
     assert [(one.step, one.subject) for one in found] == [(INITIAL, name), (0, name), (0, name)]
     assert all("1 of" in one.detail for one in found)
     # What is missing is no number, so no error of it can pass.
-    error = tensor_error(cut.observed, "gradients", 0, name, cut.oracle[0].gradients[name])
+    error = tensor_error(cut.run, "gradients", 0, name, cut.steps[0].gradients[name])
     assert math.isnan(error) or error == math.inf
 
 
@@ -93,7 +94,7 @@ def test_the_first_weights_are_compared_bit_for_bit() -> None:
 
 
 def test_counts_and_losses_are_told_with_both_numbers() -> None:
-    right = replicas(PLAN).oracle[0]
+    right = replicas(PLAN).steps[0]
     (one,) = broken(checks.token_count, saying(tokens=right.tokens + 1))
     assert one.detail == f"{right.tokens + 1} instead of {right.tokens}"
     total, count = right.microbatch_losses[1, 0]
@@ -103,10 +104,10 @@ def test_counts_and_losses_are_told_with_both_numbers() -> None:
     assert (one.detail, one.error) == ("nobody has it", math.inf)
     wrong = saying(microbatch_losses={(1, 0): (math.nan, count)})
     assert len(broken(checks.microbatch_losses, wrong)) == 1
-    (one,) = broken(checks.scalar("loss", "loss"), saying(loss=right.loss * 1.5))
+    (one,) = broken(checks.losses, saying(loss=right.loss * 1.5))
     assert one.error == pytest.approx(0.5)
     assert (one.subject, one.position) == ("loss of rank 1", 1)
-    assert broken(checks.scalar("norm", "grad_norm"), saying(grad_norm=math.nan))
+    assert broken(value_checks.gradient_norms, saying(grad_norm=math.nan))
 
 
 def test_replicas_are_counted_over_the_replicas_of_shards() -> None:

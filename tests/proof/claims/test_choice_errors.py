@@ -13,8 +13,9 @@ from echelon.core.plan import Plan
 from echelon.launch.local.supervisor import RankPool
 from echelon.models.counter_random import initial_values
 from echelon.parallel.expert import router
-from echelon.proof.claims.checks import Check, Evidence
+from echelon.proof.claims.checks import Check
 from echelon.proof.claims.choice_errors import choice_error, drop_error, with_ties_of_ranks
+from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.claims.routing_checks import routes, routes_note
 from echelon.proof.oracle import batches
 from echelon.proof.oracle import oracle as one_device
@@ -22,15 +23,10 @@ from echelon.proof.oracle.operations import ForcedRouting
 from echelon.proof.oracle.oracle import OracleStep, run_oracle
 from echelon.proof.run import prove
 from echelon.proof.shrink import shrink
-from echelon.proof.subject import (
-    ReportedRoute,
-    ReportedRouting,
-    ReportedRoutingSummary,
-    StepRecord,
-)
+from echelon.proof.subject import ReportedRoute, ReportedRouting, ReportedRoutingSummary, StepRecord
 from tests.parallel.layouts import DEEPSEEK, MIXTRAL, plan_of
-from tests.proof.evidence import replicas
 from tests.proof.mutants.planting import Mutant
+from tests.proof.replicas import replicas
 
 BALANCE = Balance(kind="both", aux_coefficient=0.1, z_coefficient=0.01, bias_rate=0.05)
 
@@ -115,7 +111,7 @@ def _tie_two_experts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(one_device, "initial_values", tied)
 
 
-def _with_routes(plan: Plan, told: list[ForcedRouting]) -> Evidence:
+def _with_routes(plan: Plan, told: list[ForcedRouting]) -> PlanEvidence:
     """Return the evidence of one rank that sends tokens where it is told."""
 
     def report(_: int, step: int, record: StepRecord) -> StepRecord:
@@ -140,10 +136,10 @@ def _with_routes(plan: Plan, told: list[ForcedRouting]) -> Evidence:
         )
 
     evidence = replicas(plan, len(told), report=report)
-    return replace(evidence, oracle=with_ties_of_ranks(plan, evidence.oracle, evidence.observed))
+    return replace(evidence, steps=with_ties_of_ranks(plan, evidence.steps, evidence.run))
 
 
-def _wrong(evidence: Evidence) -> list[Check]:
+def _wrong(evidence: PlanEvidence) -> list[Check]:
     return [check for check in routes(evidence) if not check.error <= check.allowed]
 
 
@@ -167,8 +163,8 @@ def test_the_oracle_takes_over_ties_and_nothing_else(monkeypatch: pytest.MonkeyP
     told = [_told(step) for step in went]
     evidence = _with_routes(TIED, told)
     assert not _wrong(evidence)
-    assert [one.loss for one in evidence.oracle] == [one.loss for one in went]
-    assert "choices differ by rounding" in routes_note(evidence)
+    assert [one.loss for one in evidence.steps] == [one.loss for one in went]
+    assert "choices differ by rounding" in routes_note(evidence, ())
 
     # A worse expert in the second step: the ties of the first stay, and it is told.
     layer, routed = next(iter(went[1].routed.items()))
@@ -183,10 +179,10 @@ def test_the_oracle_takes_over_ties_and_nothing_else(monkeypatch: pytest.MonkeyP
 def test_without_ties_the_oracle_goes_its_own_way() -> None:
     plain = run_oracle(TIED, 1)
     right = _with_routes(TIED, [_told(plain[0])])
-    assert right.oracle[0].forced_routing is None
-    assert routes_note(right) == ""
+    assert right.steps[0].forced_routing is None
+    assert routes_note(right, ()) == ""
     evidence = _with_routes(TIED, [{**_told(plain[0]), **_other_of_two(plain[0])}])
-    assert evidence.oracle[0].forced_routing is None
+    assert evidence.steps[0].forced_routing is None
     assert _wrong(evidence), "experts 0 and 1 score otherwise"
 
 

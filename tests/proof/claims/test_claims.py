@@ -9,13 +9,16 @@ from typing import cast
 import pytest
 
 from echelon.core.rulebook import prove as rules
-from echelon.proof.claims.checks import Check, Evidence
+from echelon.proof.claims import value_checks
+from echelon.proof.claims.checks import Check
 from echelon.proof.claims.claims import CLAIMS, ClaimResult, ProofClaim, first_failure, judge
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.shrink import shrink
-from tests.proof.evidence import replicas
 from tests.proof.layouts import layout
+from tests.proof.replicas import replicas
 
-NONE = cast("Evidence", None)
+NONE = cast("PlanEvidence", None)
 
 
 def check(error: float, allowed: float, *, step: int = 0, position: int = 0) -> Check:
@@ -29,21 +32,23 @@ def check(error: float, allowed: float, *, step: int = 0, position: int = 0) -> 
 
 
 def judged(*checks: Check) -> ClaimResult:
-    def found(_: Evidence) -> Iterator[Check]:
+    def found(_: PlanEvidence) -> Iterator[Check]:
         yield from checks
 
     claim = ProofClaim(
-        rule=rules.PROVE_LOSS, statement="all is well", checks=found, note=lambda _: "noted"
+        rules.PROVE_LOSS, "all is well", found, type(None), note=lambda _, checks: "noted"
     )
-    return claim.judge(NONE)
+    result = claim.judge(NONE)
+    assert result is not None
+    return result
 
 
 def test_the_worst_is_the_largest_share_of_what_is_allowed() -> None:
     result = judged(check(1e-3, 1.0), check(1e-12, 1e-10), check(0.0, 0.0))
     assert (result.worst, result.max_error, result.allowed) == ("1e-12 of 1e-10", 1e-12, 1e-10)
     assert (result.holds, result.compared, result.note) == (True, 3, "noted")
-    assert judged().holds
-    assert judged().worst == ""
+    claim = ProofClaim(rules.PROVE_LOSS, "nothing is said", lambda _: iter(()), type(None))
+    assert claim.judge(NONE) is None
 
 
 @pytest.mark.parametrize("error", [math.nan, math.inf, 5e-324])
@@ -65,7 +70,7 @@ def test_failures_come_by_step_then_by_place() -> None:
     # In the same step the claim that is listed first is the cause, wherever the other one is.
     assert first_failure([other, result]) == (other, other.failures[0])
     assert first_failure([judged(late), other]) == (other, other.failures[0])
-    assert first_failure([judged()]) is None
+    assert first_failure([judged(check(0, 1))]) is None
 
 
 def test_a_right_run_is_judged_by_what_it_says() -> None:
@@ -77,4 +82,24 @@ def test_a_right_run_is_judged_by_what_it_says() -> None:
     # Nothing is said of bytes, orders or experts, and nothing need be.
     silent = {claim.rule.id for claim in CLAIMS} - by_rule.keys()
     assert {"prove-bytes-sent", "prove-schedule-order", "prove-routes"} <= silent
-    assert silent <= {claim.rule.id for claim in CLAIMS if claim.only_if_reported}
+    assert not silent & {
+        "prove-nothing-dropped",
+        "prove-initial-weights",
+        "prove-token-count",
+        "prove-microbatch-loss",
+        "prove-loss",
+        "prove-gradients",
+        "prove-gradient-norm",
+        "prove-clipped-update",
+        "prove-parameters",
+        "prove-replicas",
+    }
+
+
+def test_evidence_has_the_claims_that_it_can_decide() -> None:
+    of_plans = {claim.rule.id for claim in CLAIMS if issubclass(PlanEvidence, claim.needs)}
+    captured = {claim.rule.id for claim in CLAIMS if issubclass(CapturedEvidence, claim.needs)}
+    assert "prove-bytes-sent" in of_plans - captured
+    assert "verify-optimizer-state" in captured - of_plans
+    shared = {claim.rule.id: claim.checks for claim in CLAIMS if claim.rule.id in captured}
+    assert shared["prove-gradients"] is value_checks.gradients

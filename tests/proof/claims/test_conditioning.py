@@ -15,7 +15,8 @@ from echelon.proof.claims.conditioning import (
     conditioned_tolerance,
     may_be_rounding,
 )
-from echelon.proof.claims.tolerance import FLOAT64_TOLERANCE, run_errors
+from echelon.proof.claims.tolerance import run_errors
+from echelon.proof.evidence.tolerance import FLOAT64_TOLERANCE
 from echelon.proof.oracle.oracle import initial_parameters, run_oracle
 from echelon.proof.run import prove
 from echelon.proof.shrink import shrink

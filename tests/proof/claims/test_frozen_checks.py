@@ -8,13 +8,13 @@ from typing import Any, cast
 import pytest
 import torch
 
-from echelon.proof.claims.checks import Evidence
 from echelon.proof.claims.claims import CLAIMS
 from echelon.proof.claims.frozen_checks import frozen
-from echelon.proof.ranks import INITIAL
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.evidence.run import INITIAL
 
 
-def evidence(*, moved: bool = False, gradient: bool = False) -> Evidence:
+def evidence(*, moved: bool = False, gradient: bool = False) -> PlanEvidence:
     first = torch.ones(2)
     later = first + torch.tensor([0.0, float(moved) * 2.0**-20])
     piece = SimpleNamespace(rank=1, tensor=later, region=(slice(0, 2),))
@@ -27,8 +27,8 @@ def evidence(*, moved: bool = False, gradient: bool = False) -> Evidence:
         return first.double()
 
     specs = {"w": SimpleNamespace(frozen=True), "a": SimpleNamespace(frozen=False)}
-    observed = SimpleNamespace(specs=specs, value_kinds=("parameters",), shards=shards, whole=whole)
-    return cast(Evidence, SimpleNamespace(observed=observed, oracle=[SimpleNamespace(step=0)]))
+    observed = SimpleNamespace(specs=specs, value_kinds=("parameters",), parts=shards, whole=whole)
+    return cast(PlanEvidence, SimpleNamespace(run=observed, steps=[SimpleNamespace(step=0)]))
 
 
 def test_what_is_frozen_is_compared_and_nothing_else() -> None:

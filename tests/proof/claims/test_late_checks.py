@@ -10,14 +10,14 @@ import torch
 
 from echelon.core.rulebook import races as rules
 from echelon.parallel.completion.in_flight import Race, RaceKind
-from echelon.proof.causes.diagnose import RACE_RULES
-from echelon.proof.claims.checks import Evidence
+from echelon.proof.causes.plans import RACE_RULES
 from echelon.proof.claims.claims import judge, judge_races
+from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.late import LateRun
 from echelon.proof.ranks import ObservedShard
 from echelon.proof.subject import StepRecord
-from tests.proof.evidence import replicas
 from tests.proof.layouts import layout
+from tests.proof.replicas import replicas
 
 
 def race(kind: RaceKind) -> Race:
@@ -34,11 +34,11 @@ def race(kind: RaceKind) -> Race:
     )
 
 
-def evidence(*races: Race, **changes: Callable[..., object]) -> Evidence:
+def evidence(*races: Race, **changes: Callable[..., object]) -> PlanEvidence:
     """Return two runs of one rank, the late one changed."""
     plan = layout(accumulation=1)
     prompt, other = replicas(plan), replicas(plan, **changes)  # type: ignore[arg-type]
-    late = LateRun(races=races, num_operations=(7,), observed=other.observed)
+    late = LateRun(races=races, num_operations=(7,), observed=other.run)
     return replace(prompt, late=late)
 
 

@@ -10,8 +10,8 @@ import torch
 from echelon.proof.activations import ObservedActivation
 from echelon.proof.claims.numeric_range import SMALL, NumbersOfThree, judge_ranges, range_cases
 from echelon.proof.shrink import shrink
-from tests.proof.evidence import replicas
 from tests.proof.layouts import BF16, FP16, Changes, layout
+from tests.proof.replicas import replicas
 
 
 @pytest.mark.parametrize("precision", [BF16, FP16])
@@ -36,8 +36,8 @@ def test_what_overflows_or_vanishes_is_found(value: float, says: str) -> None:
             return one
         return replace(one, values_nW=torch.full_like(one.values_nW, value))
 
-    right = replicas(case.plan).observed
-    wrong = replicas(case.plan, activation=changed).observed
+    right = replicas(case.plan).run
+    wrong = replicas(case.plan, activation=changed).run
     assert judge_ranges([(case, right)]).holds
     (failure,) = judge_ranges([(case, wrong)]).failures
     assert failure.subject == "layers.1.mlp"

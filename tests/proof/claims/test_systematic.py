@@ -7,14 +7,14 @@ from dataclasses import replace
 import torch
 
 from echelon.proof.activations import ObservedActivation
-from echelon.proof.claims.checks import Evidence
+from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.claims.systematic import digits, fits, sum_dtypes, systematic_errors
 from echelon.proof.claims.tolerance import own_tolerance
 from echelon.proof.oracle.oracle import run_oracle, step_from_values
 from echelon.proof.ranks import ObservedShard
 from echelon.proof.shrink import shrink
-from tests.proof.evidence import replicas
 from tests.proof.layouts import BF16, layout
+from tests.proof.replicas import replicas
 
 
 def test_digits_are_those_that_a_number_needs() -> None:
@@ -31,7 +31,7 @@ def test_one_device_beside_itself_has_no_factor_and_a_gradient_of_few_digits_is_
     rough = run_oracle(plan, 1)
     right = replicas(plan)
     tolerance = own_tolerance(plan, exact, [rough], has_masters=False)
-    evidence = replace(right, oracle=exact, rounded=[rough], tolerance=tolerance)
+    evidence = replace(right, steps=exact, rounded=[rough], tolerance=tolerance)
     assert {check.error for check in systematic_errors(evidence)} == {0.0}
     assert {check.error for check in sum_dtypes(evidence)} == {0.0}
     assert len(list(fits(evidence))) > 20
@@ -39,7 +39,7 @@ def test_one_device_beside_itself_has_no_factor_and_a_gradient_of_few_digits_is_
     coarse = replicas(
         plan, shard=lambda piece: few[piece.name] if "grad" in piece.kind else piece.tensor
     )
-    found = list(sum_dtypes(replace(evidence, observed=coarse.observed)))
+    found = list(sum_dtypes(replace(evidence, run=coarse.run)))
     assert found
     assert all(check.error > check.allowed for check in found)
 
@@ -50,7 +50,7 @@ def test_gradients_of_scores_are_left_out_where_documents_are_separate() -> None
     exact = run_oracle(shrink(layout(precision=BF16, documents="separate"), precision="fp64"), 1)
     rough = run_oracle(plan, 1)
     tolerance = own_tolerance(plan, exact, [rough], has_masters=False)
-    evidence = replace(replicas(plan), oracle=exact, rounded=[rough], tolerance=tolerance)
+    evidence = replace(replicas(plan), steps=exact, rounded=[rough], tolerance=tolerance)
     subjects = {check.subject for check in sum_dtypes(evidence)}
     assert "layers.0.attention.o.weight" in subjects
     assert "layers.0.mlp.down.weight" in subjects
@@ -66,7 +66,7 @@ def test_later_steps_begin_with_the_weights_that_the_ranks_have() -> None:
     moved = step_from_values(plan, rough[1], other[0].after)
     assert moved.gradients["head.weight"].ne(rough[1].gradients["head.weight"]).any()
 
-    def held(factor: float) -> Evidence:
+    def held(factor: float) -> PlanEvidence:
         """Return the evidence of ranks that go on with the other weights."""
 
         def shard(piece: ObservedShard) -> torch.Tensor:
@@ -83,7 +83,7 @@ def test_later_steps_begin_with_the_weights_that_the_ranks_have() -> None:
         exact = run_oracle(reference, 2)
         return replace(
             replicas(plan, 2, shard=shard, activation=activation),
-            oracle=exact,
+            steps=exact,
             rounded=[rough, other],
             tolerance=own_tolerance(plan, exact, [rough, other], has_masters=False),
         )

@@ -9,14 +9,14 @@ import pytest
 
 from echelon.core.mesh import Mesh
 from echelon.core.plan import Plan
-from echelon.proof.claims.checks import Evidence
 from echelon.proof.claims.claims import judge
+from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.claims.ties import with_fp8_ties_of_ranks
 from echelon.proof.oracle.fp8 import Tie, TieNotes
 from echelon.proof.oracle.oracle import run_oracle
 from echelon.proof.shrink import shrink
 from tests.parallel.test_fp8_linear import FP8, SCATTERED, latent
-from tests.proof import evidence
+from tests.proof import replicas as evidence
 from tests.proof.layouts import layout
 
 STEPS = 2
@@ -34,13 +34,13 @@ def ties_of(plan: Plan) -> list[Tie]:
     return notes.found
 
 
-def ranks_that_flip(plan: Plan, ties: set[Tie], patch: pytest.MonkeyPatch) -> Evidence:
+def ranks_that_flip(plan: Plan, ties: set[Tie], patch: pytest.MonkeyPatch) -> PlanEvidence:
     """Return the evidence of ranks that rounded these ties to the other side."""
     flipping = partial(run_oracle, ties=TieNotes(frozenset(ties)))
     with patch.context() as changed:
         changed.setattr(evidence, "run_oracle", flipping)
         found = evidence.replicas(plan, STEPS)
-    return replace(found, oracle=run_oracle(plan, STEPS))
+    return replace(found, steps=run_oracle(plan, STEPS))
 
 
 def test_ties_are_decided_as_the_ranks_did(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def test_what_no_tie_explains_stays() -> None:
     after, results = with_fp8_ties_of_ranks(wrong, before)
     assert [one.holds for one in results] == [one.holds for one in before]
     assert not all(one.holds for one in results)
-    assert after.oracle is wrong.oracle
+    assert after.steps is wrong.steps
 
 
 def test_what_is_right_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:

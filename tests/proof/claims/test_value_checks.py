@@ -15,8 +15,8 @@ from echelon.proof.oracle.optimizers import OptimizerState, clip_scale, update
 from echelon.proof.oracle.oracle import run_oracle
 from echelon.proof.ranks import ObservedShard
 from echelon.proof.shrink import shrink
-from tests.proof.evidence import ChangeShard, replicas
 from tests.proof.layouts import layout
+from tests.proof.replicas import ChangeShard, replicas
 
 PLAN = shrink(layout(dp=2, accumulation=1), precision="fp64")
 NAME = "layers.1.attention.q.weight"
@@ -47,7 +47,7 @@ def test_a_gradient_is_told_with_its_error_in_the_order_of_backward() -> None:
 def test_a_value_is_wrong_after_the_step_that_updates_it_wrong() -> None:
     evidence = replicas(PLAN, 2, shard=changed("parameters", 0, 1 + 1e-3))
     # The step after it comes back to the right value: its update is wrong, too.
-    assert [(one.step, one.subject) for one in broken(value_checks.updates(evidence))] == [
+    assert [(one.step, one.subject) for one in broken(value_checks.updates_of_plan(evidence))] == [
         (0, NAME),
         (1, NAME),
     ]
@@ -61,7 +61,7 @@ def test_copies_hold_the_same_bits() -> None:
     evidence = replicas(PLAN, shard=changed("parameters", 0, 1 + 2e-16, rank=1))
     (one,) = broken(value_checks.replicas(evidence))
     assert (one.subject, one.detail) == (NAME, "ranks [1] differ from the primary holder")
-    assert broken(value_checks.updates(evidence)) == []
+    assert broken(value_checks.updates_of_plan(evidence)) == []
 
 
 def test_without_master_copies_and_in_float64_nothing_is_replayed() -> None:
@@ -73,7 +73,7 @@ def test_without_master_copies_and_in_float64_nothing_is_replayed() -> None:
 def test_the_formula_makes_the_updates_of_one_device_of_its_gradients() -> None:
     evidence = replicas(PLAN, 2)
     replayed = value_checks.replay(evidence, torch.float64)
-    for oracle in evidence.oracle:
+    for oracle in evidence.steps:
         for name, one in oracle.updates.items():
             torch.testing.assert_close(
                 replayed[oracle.step][name], one.total, rtol=1e-9, atol=1e-15
@@ -104,7 +104,7 @@ def test_muon_may_magnify_the_rounding_of_a_gradient_and_nothing_else() -> None:
 
         evidence = replicas(plan, shard=shard)
         tolerance = replace(evidence.tolerance, own_precision=True)
-        found = broken(value_checks.updates(replace(evidence, tolerance=tolerance)))
+        found = broken(value_checks.updates_of_plan(replace(evidence, tolerance=tolerance)))
         return [check.subject for check in found]
 
     rounded = gradient + rounding
@@ -134,7 +134,7 @@ def test_a_value_that_moves_little_may_be_rounded_and_no_more() -> None:
         rough = replace(plan, mathematics=replace(plan.mathematics, precision=own))
         tolerance = replace(evidence.tolerance, own_precision=True)
         told = replace(evidence, plan=rough, tolerance=tolerance)
-        return [check.subject for check in broken(value_checks.updates(told))]
+        return [check.subject for check in broken(value_checks.updates_of_plan(told))]
 
     assert held(after) == []
     assert held(after.float().double()) == []

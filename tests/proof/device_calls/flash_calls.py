@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from echelon.core.plan import Plan
-from echelon.layout.attention_boxes import AttentionTile
+from echelon.layout.attention_tiles import AttentionTile
 from echelon.models.attention import fused, local, packed
 from echelon.models.attention.flash import starts_of, window_of
 from echelon.models.attention.fused import FusedGpuKernel

@@ -14,7 +14,7 @@ from echelon.proof.independent import comparison
 from echelon.proof.oracle import optimizers, oracle
 from echelon.training.data import batches as trainer_batches
 from echelon.training.data import dataset
-from echelon.training.optimizer import learning_rate
+from echelon.training.optimizer import step as learning_rate
 from tests.proof.independent.shared_bugs import Patch, changed, shared_bug
 
 

@@ -7,8 +7,11 @@ from dataclasses import replace
 import torch
 
 from echelon.cost.bytes.local_sgd import outer_bytes, rejoin_bytes
-from echelon.proof.claims.claims import ClaimResult
-from echelon.proof.lost_islands.claims import judge_lost_island, lost_island_evidence
+from echelon.proof.claims.claims import ClaimResult, judge_claims
+from echelon.proof.lost_islands.claims import (
+    LOST_ISLAND_CLAIMS,
+    lost_island_evidence,
+)
 from echelon.proof.lost_islands.record import NUM_ROUNDS, HeldPiece, MeetingRecord
 from echelon.proof.lost_islands.replay import MeetingReplay, MetIslands
 from echelon.proof.oracle.batches import global_batch
@@ -71,7 +74,9 @@ def test_what_is_right_holds_and_each_wrong_record_breaks_its_claim() -> None:
 
     def broken(place: int, **wrong: object) -> set[str]:
         told = [replace(one, **wrong) if i == place else one for i, one in enumerate(every)]
-        return failed(judge_lost_island(lost_island_evidence(PLAN, MET[-1].step, told)))
+        return failed(
+            judge_claims(LOST_ISLAND_CLAIMS, lost_island_evidence(PLAN, MET[-1].step, told))
+        )
 
     assert not broken(0)
     assert "prove-lost-island" in broken(1, members=(1,))

@@ -12,7 +12,7 @@ import torch
 
 from echelon.core.attention_mask import AttentionMask, Band, PositionRun
 from echelon.core.plan import Plan
-from echelon.layout.attention_boxes import AttentionTile
+from echelon.layout.attention_tiles import AttentionTile
 from echelon.models.attention.online_softmax import OnlineSoftmax
 from echelon.models.batch import TokenBatch
 from echelon.models.precision import widened

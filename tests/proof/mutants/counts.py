@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from echelon.core.plan import Optimizer, Plan
-from echelon.layout.attention_boxes import FULL
+from echelon.layout.attention_tiles import FULL
 from echelon.models.decoder import Decoder
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.context import attention

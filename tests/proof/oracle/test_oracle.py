@@ -13,7 +13,7 @@ from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.optimizers import clip_scale, global_norm, learning_rate
 from echelon.proof.oracle.oracle import build_decoder, contributions, run_oracle, token_losses
 from echelon.proof.shrink import shrink
-from echelon.training.optimizer.learning_rate import learning_rate as learning_rate_of_the_engine
+from echelon.training.optimizer.step import learning_rate as learning_rate_of_the_engine
 from tests.proof.layouts import BF16, BF16_SUMS, layout
 
 

@@ -6,14 +6,19 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from echelon.proof.claims.tolerance import float64_tolerance
-from echelon.proof.ranks import INITIAL
-from echelon.proof.verify.capture import CapturedPiece, RankCapture, RankReport
-from echelon.proof.verify.claims import SubjectEvidence
-from echelon.proof.verify.named_mesh import NamedMesh
-from echelon.proof.verify.observation import SubjectRun
-from echelon.proof.verify.placement.located import LogicalParameters
-from echelon.proof.verify.reference import Reference, ReferenceStep
+from echelon.proof.evidence.captured import (
+    CapturedPiece,
+    CapturedRun,
+    LogicalParameters,
+    RankCapture,
+    RankReport,
+    Reference,
+)
+from echelon.proof.evidence.evidence import CapturedEvidence
+from echelon.proof.evidence.mesh import NamedMesh
+from echelon.proof.evidence.run import INITIAL
+from echelon.proof.evidence.steps import ReferenceStep
+from echelon.proof.evidence.tolerance import float64_tolerance
 
 LOGICAL = LogicalParameters(shapes={"w": (4,), "v": (4,)}, aliases={})
 BEFORE = {"w": torch.tensor([1.0, -2.0, 3.0, 0.5]), "v": torch.tensor([2.0, 1.0, -1.0, 4.0])}
@@ -47,7 +52,7 @@ def evidence_of(
     clip: float | None = None,
     reports: Sequence[RankReport] = (RankReport(), RankReport()),
     mesh: Mapping[str, int] | None = None,
-) -> SubjectEvidence:
+) -> CapturedEvidence:
     """Return evidence of two ranks that hold all of what is right, but for `values`."""
     named = NamedMesh(mesh or {"dp": 2})
     right = reference(clip=clip)
@@ -68,19 +73,21 @@ def evidence_of(
             for name, value in {**whole, **values.get((rank, told[kind, step]), {})}.items():
                 capture.pieces.append(
                     CapturedPiece(
+                        rank=rank,
                         kind=kind,
                         step=step,
                         name=name,
                         source=name,
                         index=torch.arange(4),
-                        values=value.double(),
+                        tensor=value.double(),
                     )
                 )
         captures.append(capture)
-    return SubjectEvidence(
+    return CapturedEvidence(
         mesh=named,
-        reference=right,
-        run=SubjectRun(named, LOGICAL, captures),
+        steps=right.steps,
+        run=CapturedRun(named, LOGICAL, captures),
+        initial=right.initial,
         tolerance=float64_tolerance(),
         dtype=torch.float64,
     )

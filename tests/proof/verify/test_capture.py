@@ -12,8 +12,9 @@ import torch
 from echelon.core.errors import ConfigError
 from echelon.launch.context import RankContext
 from echelon.launch.local.supervisor import RankPool
+from echelon.proof.evidence.captured import RankReport
 from echelon.proof.verify import capture
-from echelon.proof.verify.capture import RankReport, read_report
+from echelon.proof.verify.capture import read_report
 from echelon.proof.verify.reference import OneDeviceAnswer
 from tests.proof.verify.planted_programs import proof_of, written
 

@@ -11,19 +11,16 @@ import torch
 from torch import nn
 
 from echelon.core.rulebook.verify import VERIFY_SHARDING
+from echelon.proof.causes.captured import not_sharded
+from echelon.proof.claims.captured_checks import sharding
+from echelon.proof.claims.checks import Check
+from echelon.proof.evidence.captured import AskedSharding, HeldCopies, LogicalParameters
+from echelon.proof.evidence.evidence import CapturedEvidence
+from echelon.proof.evidence.mesh import NamedMesh
 from echelon.proof.verify.case import OnRank
-from echelon.proof.verify.named_mesh import NamedMesh
-from echelon.proof.verify.placement.located import LogicalParameters
 from echelon.proof.verify.placement.names import NameTable
 from echelon.proof.verify.placement.program import open_program
-from echelon.proof.verify.sharding import (
-    AskedSharding,
-    HeldCopies,
-    asked_sharding,
-    explain_sharding,
-    kind_of,
-    sharding_checks,
-)
+from echelon.proof.verify.sharding import asked_sharding
 
 LOGICAL = LogicalParameters(shapes={"weight": (4, 2), "scale": (1,)}, aliases={})
 FSDP = AskedSharding(stage=3, by="FSDP")
@@ -33,7 +30,15 @@ MESH = NamedMesh({"dp": 2, "tp": 2})
 def problems(asked: AskedSharding, *ranks: int, num_holders: int = 2) -> dict[str, str]:
     """Return what is wrong with tensors of 32 bytes that `ranks` hold the same of."""
     held = {name: HeldCopies(ranks[0], 32, ranks, num_holders) for name in LOGICAL.shapes}
-    return {one.subject: one.detail for one in sharding_checks(LOGICAL, asked, held)}
+    return {one.subject: one.detail for one in sharding(evidence_of(asked, held))}
+
+
+def evidence_of(asked: AskedSharding, held: dict[str, HeldCopies]) -> CapturedEvidence:
+    """Return evidence of ranks of which only this is known."""
+    run = SimpleNamespace(shapes=LOGICAL.shapes, asked=asked, held_copies=lambda: held)
+    groups = [("dp", ((0, 2), (1, 3))), ("tp", ((0, 1), (2, 3)))]
+    evidence = SimpleNamespace(run=run, mesh=MESH, sums=lambda _: groups)
+    return cast("CapturedEvidence", evidence)
 
 
 def test_copies_are_no_shards() -> None:
@@ -41,7 +46,10 @@ def test_copies_are_no_shards() -> None:
     assert said == (
         "rank 0 holds 32 bytes of it, and so does rank 2: FSDP asks for shards of 16 bytes"
     )
-    finding = explain_sharding(MESH, HeldCopies(0, 32, (0, 2), 4), said)
+    finding = not_sharded(
+        evidence_of(FSDP, {"weight": HeldCopies(0, 32, (0, 2), 4)}),
+        Check(-1, "weight", 1.0, detail=said),
+    )
     assert (finding.factor, finding.axis, finding.value) == ("not sharded", "dp", 2.0)
     assert VERIFY_SHARDING.id == "verify-sharding"
 
@@ -63,8 +71,8 @@ def test_an_engine_says_what_it_keeps() -> None:
 
 
 def test_lower_stages_share_moments() -> None:
-    assert kind_of(FSDP) == "parameters"
-    assert kind_of(AskedSharding(stage=1, by="ZeRO 1")) == "exp_avg"
+    assert FSDP.kind == "parameters"
+    assert AskedSharding(stage=1, by="ZeRO 1").kind == "exp_avg"
 
 
 def asked_of(monkeypatch: pytest.MonkeyPatch, engine: Any = None) -> AskedSharding | None:

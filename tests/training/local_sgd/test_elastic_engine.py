@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from echelon.core.serialize import to_json
-from echelon.launch.local.elastic_ranks import elastic_ranks
-from echelon.launch.local.messages import Limits
+from echelon.launch.local.messages import Limits, elastic_ranks
 from echelon.launch.local.supervisor import LaunchOptions, RankPool, RunOutcome, run_ranks
 from echelon.training.checkpoint.index import STATE_FILE, read_index
 from echelon.training.loop import RankTask

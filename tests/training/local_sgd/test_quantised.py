@@ -14,7 +14,7 @@ from echelon.core.choices.local_sgd import OUTER_BLOCK, LocalSgd, OuterGradients
 from echelon.core.event import NoEvents
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan
-from echelon.layout.outer_blocks import blocks_in_stage
+from echelon.layout.islands import blocks_in_stage
 from echelon.parallel.apply import apply_plan
 from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.storage.buckets import Bucket

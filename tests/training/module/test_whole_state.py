@@ -11,7 +11,7 @@ from torch import nn
 
 from echelon.api.parallelizing import parallelize
 from echelon.core.plan import Precision, Zero
-from echelon.layout.modules.tensor import ModuleSplit, TensorPiece
+from echelon.layout.modules import ModuleSplit, TensorPiece
 from echelon.parallel.module.module import RankModule
 from echelon.training.module.optimizer import ModuleOptimizer
 from echelon.training.module.whole_state import WholeTensors

@@ -16,14 +16,14 @@ from echelon.core.parameters import parameters
 from echelon.core.plan import Optimizer, Plan
 from echelon.launch.context import RankContext
 from echelon.layout.stage import decays, update_rule_of
-from echelon.models.counter_random import make_key, normal_rectangle
+from echelon.models.counter_random import make_key
 from echelon.parallel.apply import apply_plan
 from echelon.parallel.device_mesh import RankGroups, rank_groups
 from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.storage.weights import bucket_shards
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.optimizer import MASTER, SliceOptimizer
-from tests.parallel.one_device import Values, place
+from tests.parallel.one_device import Values, normal_rectangle, place
 from tests.parallel.targets import Shards, copies
 
 RATES = (0.1, 0.05, 0.2)

@@ -36,7 +36,7 @@ export interface GuideWay {
 
 export function controls_of_record(record: Table): Controls;
 export function predict(tables: Table, controls: Controls, model: Table, cluster: Table): Prediction;
-export function broken_rules(tables: Table, controls: Controls, model: Table, cluster: Table): Broken[];
+export function broken_rules(controls: Controls, model: Table, cluster: Table): Broken[];
 export function run_text(controls: Controls, model: Table, cluster: Table): string;
 export function mesh_axes(controls: Controls, cluster: Table): MeshAxis[];
 
@@ -93,6 +93,7 @@ export interface ActionLengths {
   readonly forward_s: number;
 }
 
+export function tone_of(term: string): "compute" | "communication" | "idle";
 export function schedule_names(): string[];
 export function schedule_default_stages(name: string): number;
 export function schedule_start(

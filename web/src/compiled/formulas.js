@@ -15,16 +15,18 @@ tokens = $rt.mul(controls.sequences, controls.length);
 return new $Prediction({ seconds: $step_seconds(work).terms, bytes: $closed_form_bytes(work).terms, ranks: controls.ranks, tokens: tokens, model_flops: $rt.mul($flops_of_weights($rt.item(model, "multiplied"), shape, controls.length), tokens), peak_flops: $rt.item($rt.item(cluster, "peak_flops"), controls.precision) });
 }
 
-function $broken_rules(tables, controls, model, cluster) {
-let shape;
+function $broken_rules(controls, model, cluster) {
+let found;
 
-shape = $model_shape($rt.item(model, "shape"));
-return [...$rt.iter($broken_by_tensor_ranks(controls, shape)), ...$rt.iter($broken_by_batch(tables, controls, shape)), ...$rt.iter($broken_by_overlap(controls, cluster)), ...$rt.iter($broken_by_servers(controls, shape)), ...$rt.iter($broken_by_pipeline(tables, controls, shape)), ...$rt.iter($broken_by_zero(controls, shape)), ...$rt.iter($broken_by_offload(controls)), ...$rt.iter($broken_by_nodes(controls, shape, cluster)), ...$rt.iter($broken_by_context(tables, controls, shape)), ...$rt.iter($broken_by_recompute(controls, shape)), ...$rt.iter($broken_by_fp8(controls, shape, cluster)), ...$rt.iter($broken_by_int8(controls, shape)), ...$rt.iter($broken_by_experts(controls, shape, cluster)), ...$rt.iter($broken_by_devices(controls, cluster))];
+found = $find_violations($view_of_controls(controls, model, cluster), $FINDERS_OF_CONTROLS);
+return $rt.iter(found).map((one) => new $BrokenControls({ rule: $rt.item(one.broken_rule, 0), message: $rt.singular.bind(null, "(?<before>\\S+ )?(?<![\\w.,:/=+*^-])1 (?<kind>(?:(?:data|pipeline|tensor|context|expert|parameter|virtual|global|optimizer|training|validation|forward|backward|local|query|key/value|legal|whole|more|other|equal) )?)(?<noun>ranks|microbatches|sequences|tokens|steps|blocks|layers|stages|heads|devices|nodes|samples|positions|experts|islands|servers|workers|replicas|groups|processes|hosts|GPUs|cores|files|tensors|rows|plans|meshes|runs|parameters|documents|chats|checkpoints|buckets|units|pairs|slots|problems|messages|actions|calls|validations|rounds|threads|links|keys|ids|lines|columns|words|settings|chunks|pieces|slices|shards|batches|passes|lists|models|figures|presets|rules|matmuls|times|bytes|seconds|iterations|weights|values|choices|numbers|prompts|names|rooms|operations|records|cells|places)\\b(?<verb>(?: (?:are|were|have|do|take|hold|need|wait|fit|differ|change)\\b)?)", {"are": "is", "were": "was", "have": "has", "do": "does", "take": "takes", "hold": "holds", "need": "needs", "wait": "waits", "fit": "fits", "differ": "differs", "change": "changes"}, ["rank", "stage", "step", "group", "expert", "layer", "block", "node", "device", "worker", "server", "island", "replica", "process", "level", "bucket", "unit", "microbatch", "slot", "version", "epoch", "ZeRO", "zero", "chunk", "line", "column", "row", "seed", "+", "-", "*", "/", "to", ">", ">="])(one.message) }));
 }
 
 function $run_text(controls, model, cluster) {
+let tables;
 
-return $rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.join("[model]\npreset = \"", $rt.str($rt.item(model, "name")), "\"\n\n[cluster]\npreset = \"", $rt.str($rt.item(cluster, "name")), "\"\n\n[mesh]\npp = ", $rt.str(controls.pp), "\ndp_replicate = ", $rt.str(controls.dp_replicate), "\ndp_shard = ", $rt.str(controls.dp_shard), "\ncp = ", $rt.str(controls.cp), "\ntp = ", $rt.str(controls.tp), "\nep = ", $rt.str(controls.ep), "\n"), $_flag("sequence_parallel", controls.sequence_parallel)), $_word("tp_overlap", "tp_overlap", controls.tp_overlap)), $_table("servers", $_number("count", "servers", controls.servers))), $rt.join("\n[zero]\nstage = ", $rt.str(controls.zero), "\n")), $_zero_lines(controls)), $rt.join("\n[pipeline]\nschedule = \"", $rt.str(controls.schedule), "\"\nvirtual_stages = ", $rt.str(controls.virtual), "\n\n[batch]\nglobal_sequences = ", $rt.str(controls.sequences), "\nmicrobatch_sequences = ", $rt.str(controls.microbatch), "\nsequence_length = ", $rt.str(controls.length), "\n")), $_table("precision", $rt.item($PRECISION_LINES, controls.precision))), $_table("optimizer", $_word("kind", "optimizer", controls.optimizer))), $rt.join("\n[recompute]\npolicy = \"", $rt.str(controls.recompute), "\"\n")), $_number("every", "every", controls.every)), $_operators(controls)), $_table("context", $rt.add($_word("kind", "context", controls.context), $_exchange(controls)))), $_table("experts", $rt.add($rt.add($_number("expert_tp", "expert_tp", controls.expert_tp), $_word("dispatch", "dispatch", controls.dispatch)), $_number("chunks", "chunks", controls.chunks))));
+tables = $settings_of_controls(controls, model, cluster);
+return $rt.joined("\n", $rt.iter($rt.items(tables, )).map(([name, values]) => $_table_text(name, values)));
 }
 
 function $mesh_axes(controls, cluster) {
@@ -122,7 +124,7 @@ return new $ModelShape({ ...$rt.members($rt.dict([...record, ...parts])) });
 }
 
 function $step_seconds(work, blocks = null) {
-let busy, cut_whole, each, ends, gather, given, head, held, idle, last, late, layout, m, messages, mixtures, model, on_rank, pace, part, plain, ranks, reduce, regather, regather_shown, scatter, served, shown, software, spare, taken, terms, times, window;
+let busy, cut_whole, each, ends, gather, head, held, idle, last, late, layout, m, messages, mixtures, model, on_rank, pace, part, plain, ranks, reduce, regather, regather_shown, scatter, served, shown, software, spare, terms, times, window;
 
 blocks = ((blocks === null) ? $block_kind_seconds(work) : blocks);
 [model, layout, software] = $rt.unpack([work.model, work.layout, work.software], 3);
@@ -148,13 +150,12 @@ if ($rt.truth($rt.truth(cut_whole))) {
 messages = $_messages(work);
 pace = software.pace;
 [reduce, regather] = $rt.unpack($rt.iter($step_collective_seconds(work, held)).map((one) => $rt.mul(pace, one)), 2);
-[given, taken] = $rt.unpack($rt.iter($replica_seconds(work, held)).map((one) => $rt.mul(pace, one)), 2);
 times = $rt.where($rt.eq(layout.zero, 2.0), m, 1.0);
 served = ($rt.number(layout.servers) > $rt.number(0.0));
 regather_shown = $rt.where(served, 1.0, (1.0 - software.reduce_overlap));
 window = $rt.mul(software.reduce_overlap, $rt.add(part.inputs, part.weights));
 shown = $rt.mul(times, $rt.max((0.05 * reduce), (reduce - window)));
-terms = $rt.dict([["matmul", $rt.mul(m, part.products)], ["attention", $rt.mul(m, part.attention)], ["memory", $rt.mul(m, part.moves)], ["host", $rt.mul(m, part.host)], ["head", head], ["recompute", $rt.mul(m, part.again)], ["tensor", $rt.mul(m, part.tensor)], ["context", $rt.mul(m, part.context)], ["expert", $rt.mul(m, part.expert)], ["messages", $rt.mul(pace, messages)], ["bubble", idle], ["gather", $rt.add($rt.where(cut_whole, gather, $rt.mul(regather_shown, regather)), given)], ["gradients", $rt.add($rt.where(cut_whole, scatter, shown), taken)], ["adding", $rt.mul($rt.mul(pace, m), $accumulation_seconds(work, held))], ["optimizer", $update_seconds(work, held)], ["fixed", $rt.add($rt.mul(pace, software.step_s), (0.0 * m))]]);
+terms = $rt.dict([["matmul", $rt.mul(m, part.products)], ["attention", $rt.mul(m, part.attention)], ["memory", $rt.mul(m, part.moves)], ["host", $rt.mul(m, part.host)], ["head", head], ["recompute", $rt.mul(m, part.again)], ["tensor", $rt.mul(m, part.tensor)], ["context", $rt.mul(m, part.context)], ["expert", $rt.mul(m, part.expert)], ["messages", $rt.mul(pace, messages)], ["bubble", idle], ["gather", $rt.where(cut_whole, gather, $rt.mul(regather_shown, regather))], ["gradients", $rt.where(cut_whole, scatter, shown)], ["adding", $rt.mul($rt.mul(pace, m), $accumulation_seconds(work, held))], ["optimizer", $update_seconds(work, held)], ["fixed", $rt.add($rt.mul(pace, software.step_s), (0.0 * m))]]);
 busy = ["matmul", "attention", "memory", "host", "head", "recompute"];
 ranks = $rt.max($rt.mul(layout.dp_together, layout.cp), 1.0);
 late = $rt.mul(software.spread, Math.sqrt((2.0 * Math.log(ranks))));
@@ -190,299 +191,691 @@ keys = $rt.sum($rt.iter($rt.range(shape.layers)).map((layer) => met(shape.of_lay
 return $rt.add((6.0 * multiplied), $rt.mul((12.0 * $attention_width(shape)), keys));
 }
 
-function* $broken_by_tensor_ranks(controls, shape) {
-let experts, tp, width;
+function* $find_violations(view, finders) {
+let find;
 
-[tp, experts] = $rt.unpack([controls.tp, shape.experts], 2);
-yield* $rt.iter($_cut("tp-divides-heads", tp, "heads", shape.heads));
-yield* $rt.iter($_cut("tp-divides-kv-heads", tp, "kv_heads", shape.kv_heads));
-if ($rt.truth(shape.has_dense_blocks)) {
-yield* $rt.iter($_cut("tp-divides-ffn", tp, "ffn", shape.ffn));
+for (find of $rt.iter(finders)) {
+try {
+yield* $rt.iter(find(view));
+} catch (error) {
+if (!(error instanceof $Unavailable)) throw error;
+continue;
 }
-if (((experts !== null) && ($rt.number(experts.shared_experts) > $rt.number(0)))) {
-width = $rt.mul(experts.shared_experts, experts.ffn);
-yield* $rt.iter($_cut("tp-divides-ffn", tp, "shared_experts x experts.ffn", width));
 }
 }
 
-function* $broken_by_batch(tables, controls, shape) {
-let dp, length, parts, size;
+function $view_of_controls(controls, model, cluster) {
+let entries, name, table, value, values;
 
-[length, parts] = $rt.unpack([controls.length, $rt.mul(controls.cp, controls.tp)], 2);
-if (($rt.truth(controls.sequence_parallel) && $rt.truth($rt.mod(length, parts)) && $rt.truth($cuts_groups(tables, controls)))) {
-yield new $Broken({ rule: "sequence-parallel-divides-sequence", message: $rt.join("a sequence of ", $rt.str(length), " is not a multiple of cp x tp = ", $rt.str(parts), " (", $rt.str($rest_text(length, parts)), "), and sequence parallelism cuts it") });
+entries = $rt.dict($rt.iter($_model_settings(model)).map(([key, value]) => [key, new $Entry({ value: value })]));
+for ([table, values] of $rt.iter($rt.items($settings_of_controls(controls, model, cluster), ))) {
+for ([name, value] of $rt.iter($rt.items(values, ))) {
+$rt.setitem(entries, $rt.join($rt.str(table), ".", $rt.str(name)), new $Entry({ value: value }));
 }
-if (($rt.number(length) > $rt.number(shape.max_positions))) {
-yield new $Broken({ rule: "sequence-fits-positions", message: $rt.join("a sequence has ", $rt.str(length), " tokens, but the model has ", $rt.str(shape.max_positions), " positions") });
 }
-[size, dp] = $rt.unpack([controls.microbatch, $rt.mul(controls.dp_replicate, controls.dp_shard)], 2);
-if ($rt.truth($rt.mod(controls.sequences, $rt.mul(size, dp)))) {
-yield new $Broken({ rule: "batch-divides", message: $rt.join($rt.str(controls.sequences), " sequences are not a multiple of microbatch x data ranks = ", $rt.str(size), " x ", $rt.str(dp), " = ", $rt.str($rt.mul(size, dp)), " (", $rt.str($rest_text(controls.sequences, $rt.mul(size, dp))), ")") });
-}
+return new $View({ entries: entries, wrong: $rt.set(), cluster: $_cluster(cluster) });
 }
 
-function* $broken_by_overlap(controls, cluster) {
-let domain, kind, tp, why;
+function $tp_divides_heads(view) {
+let heads;
 
-[tp, kind, domain] = $rt.unpack([controls.tp, controls.tp_overlap, $rt.item(cluster, "fast_domain")], 3);
-yield* $rt.iter($without_effect($rt.both($rt.eq(tp, 1), () => controls.sequence_parallel), "sequence parallelism splits over tp, and tp = 1"));
-if ($rt.eq(kind, "none")) {
+heads = view.integer("model.heads");
+return $_tp_divides(view, $TP_DIVIDES_HEADS, heads, "heads =", "model.heads");
+}
+
+function $tp_divides_kv_heads(view) {
+let heads;
+
+heads = view.integer("model.kv_heads");
+return $_tp_divides(view, $TP_DIVIDES_KV_HEADS, heads, "kv_heads =", "model.kv_heads");
+}
+
+function* $tp_divides_ffn(view) {
+let ffn, keys, shared, what;
+
+if ($rt.truth($has_dense_layers(view))) {
+ffn = view.integer("model.ffn");
+yield* $rt.iter($_tp_divides(view, $TP_DIVIDES_FFN, ffn, "ffn =", "model.ffn"));
+}
+if ($rt.truth((shared = $shared_width(view)))) {
+what = "shared_experts x experts.ffn =";
+keys = ["model.experts.shared_experts", "model.experts.ffn"];
+yield* $rt.iter($_tp_divides(view, $TP_DIVIDES_FFN, shared, what, ...$rt.iter(keys)));
+}
+}
+
+function* $sequence_parallel_divides_sequence(view) {
+let below, cp, cut, length, step, tp;
+
+[tp, cp] = $rt.unpack([view.integer("mesh.tp"), view.integer("mesh.cp")], 2);
+length = view.integer("batch.sequence_length");
+if (($rt.truth(view.flag("mesh.sequence_parallel")) && $rt.truth($rt.mod(length, $rt.mul(cp, tp))) && $rt.truth($cuts_sequence(view)))) {
+step = $pieces_with_tensor_ranks(view);
+below = (length - $rt.mod(length, step));
+cut = ($rt.eq(cp, 1) ? $rt.join("mesh.tp = ", $rt.str(tp)) : $rt.join("mesh.cp x mesh.tp = ", $rt.str(cp), " x ", $rt.str(tp), " = ", $rt.str($rt.mul(cp, tp))));
+yield new $RuleViolation({ rule: $SEQUENCE_PARALLEL_DIVIDES_SEQUENCE, message: $rt.join("batch.sequence_length = ", $rt.str(length), " is not a multiple of ", $rt.str(cut), " (", $rt.str(length), " % ", $rt.str($rt.mul(cp, tp)), " = ", $rt.str($rt.mod(length, $rt.mul(cp, tp))), "), and mesh.sequence_parallel cuts it"), key: "batch.sequence_length" });
+}
+}
+
+function* $symmetric_memory_reaches_ranks(view) {
+let cluster, domain, found, tp;
+
+if (!$rt.eq(view.word("mesh.tp_overlap"), "symmetric-memory")) {
 return undefined;
 }
-if (($rt.eq(kind, "symmetric-memory") && (!$rt.truth($rt.item(cluster, "gpus")) || $rt.truth($rt.mod(domain, tp))))) {
-why = $rt.join("tp = ", $rt.str(tp), " spans what fast links join (", $rt.str($rest_text(domain, tp)), ")");
-if (!$rt.truth($rt.item(cluster, "gpus"))) {
-why = $rt.join("the devices of ", $rt.str($rt.item(cluster, "name")), " are no GPUs");
-}
-yield new $Broken({ rule: "symmetric-memory-reaches-ranks", message: $rt.join($rt.str(kind), ", but ", $rt.str(why)) });
-}
-yield* $rt.iter($without_effect($rt.eq(tp, 1), $rt.join($rt.str(kind), " is about messages between tensor ranks, and tp = 1")));
-yield* $rt.iter($without_effect($rt.both(($rt.number(tp) > $rt.number(1)), () => !$rt.truth(controls.sequence_parallel)), $rt.join($rt.str(kind), " is about rows that sequence parallelism gathers and scatters")));
-}
-
-function* $broken_by_servers(controls, shape) {
-let count, cuts, degrees, told;
-
-[count, told] = $rt.unpack([controls.servers, $rt.join("servers = ", $rt.str(controls.servers))], 2);
-if ($rt.eq(count, 0)) {
-return undefined;
-}
-degrees = $rt.dict([["pp", controls.pp], ["dp_shard", controls.dp_shard], ["cp", controls.cp], ["tp", controls.tp], ["ep", controls.ep]]);
-cuts = $rt.iter($rt.items(degrees, )).filter(([name, degree]) => ($rt.number(degree) > $rt.number(1))).map(([name, degree]) => $rt.join($rt.str(name), " = ", $rt.str(degree)));
-if (($rt.number(controls.zero) > $rt.number(0))) {
-$rt.append(cuts, $rt.join("ZeRO ", $rt.str(controls.zero)));
-}
-if ($rt.truth(cuts)) {
-yield new $Broken({ rule: "servers-split-samples", message: $rt.join($rt.str(told), ", and ", $rt.str($rt.joined(" and ", cuts)), " cut the model of a worker") });
-}
-if ($rt.eq(controls.optimizer, "muon")) {
-yield new $Broken({ rule: "servers-update-elements", message: $rt.join("muon updates whole matrices, and ", $rt.str(told), " holds ranges of elements") });
-}
-if ((shape.experts !== null)) {
-yield new $Broken({ rule: "servers-hold-dense-models", message: $rt.join($rt.str(told), ", and the model has experts, whose routers have state of their own") });
-}
-if ($rt.truth($rt.item($PRECISIONS, controls.precision).has_tensor_scales)) {
-yield new $Broken({ rule: "servers-hold-dense-models", message: $rt.join($rt.str(told), ", and scales of whole tensors keep the largest numbers of steps before") });
-}
-}
-
-function* $broken_by_pipeline(tables, controls, shape) {
-let pp, share, virtual;
-
-[pp, virtual] = $rt.unpack([controls.pp, controls.virtual], 2);
-share = $rt.mul($rt.mul(controls.microbatch, controls.dp_replicate), controls.dp_shard);
-if ($rt.eq($rt.mod(controls.sequences, share), 0)) {
-yield* $rt.iter($_schedule(tables, controls, $rt.floordiv(controls.sequences, share)));
-}
-if (($rt.number(shape.layers) < $rt.number($rt.mul(pp, virtual)))) {
-yield new $Broken({ rule: "layers-fill-stages", message: $rt.join("pp x stages of a rank = ", $rt.str(pp), " x ", $rt.str(virtual), " = ", $rt.str($rt.mul(pp, virtual)), " stages, but the model has ", $rt.str(shape.layers), " blocks") });
-}
-}
-
-function* $broken_by_zero(controls, shape) {
-let below, cp, home, inner, shard, stage, used, why;
-
-[stage, shard, cp] = $rt.unpack([controls.zero, controls.dp_shard, controls.cp], 3);
-home = ($rt.eq(stage, 3) ? controls.parameter_offload : controls.optimizer_offload);
-if ((($rt.number(stage) > $rt.number(0)) && $rt.eq($rt.mul(shard, cp), 1) && $rt.eq(home, "none"))) {
-yield new $Broken({ rule: "zero-shares-out", message: $rt.join("ZeRO ", $rt.str(stage), " shares out over dp_shard x cp = ", $rt.str(shard), " x ", $rt.str(cp), " = 1 rank, and nothing of it rests on the host") });
-}
-inner = $rt.mul(cp, ($rt.eq(controls.expert_tp, 1) ? controls.tp : 1));
-used = $rt.both((shape.experts !== null), () => ($rt.number($rt.mod(inner, controls.ep)) > $rt.number(0)));
-if (($rt.eq(stage, 0) && ($rt.number(shard) > $rt.number(1)) && !$rt.truth(used))) {
-yield new $Broken({ rule: "no-effect", message: $rt.join("dp_shard = ", $rt.str(shard), " changes nothing: ZeRO 0 shares nothing out; whole replicas are dp_replicate") });
-}
-below = !$rt.eq(stage, 3);
-why = $rt.join("parameters are gathered by unit at stage 3, and this is ZeRO ", $rt.str(stage));
-yield* $rt.iter($without_effect($rt.both(below, () => !$rt.eq(controls.reshard, "always")), $rt.join("units are kept: ", $rt.str(why))));
-yield* $rt.iter($without_effect($rt.both(below, () => controls.secondary), $rt.join("secondary slices: ", $rt.str(why))));
-}
-
-function* $broken_by_offload(controls) {
-let home, least, what;
-
-for ([home, what, least] of $rt.iter([[controls.optimizer_offload, "optimizer state", 1], [controls.parameter_offload, "parameters", 3]])) {
-if ((!$rt.eq(home, "none") && ($rt.number(controls.zero) < $rt.number(least)))) {
-yield new $Broken({ rule: "offload-needs-stage", message: $rt.join($rt.str(what), " on the host, but ZeRO ", $rt.str(controls.zero), " keeps all of it whole: stage ", $rt.str(controls.zero), " < ", $rt.str(least)) });
-}
-}
-}
-
-function* $broken_by_nodes(controls, shape, cluster) {
-let node, stage;
-
-[stage, node] = $rt.unpack([controls.zero, $rt.item(cluster, "devices_per_node")], 2);
-if (($rt.truth(controls.secondary) && $rt.eq(stage, 3))) {
-yield* $rt.iter($without_effect($rt.eq(controls.reshard, "never"), "secondary slices: units that are kept are gathered once"));
-if (!$rt.truth($over_nodes(controls, shape, node))) {
-yield new $Broken({ rule: "secondary-needs-nodes", message: $rt.join("secondary slices, but ", $rt.str($_where(controls, node))) });
-}
-}
-if (!$rt.eq(controls.reduce, "exact")) {
-if ($rt.eq(stage, 0)) {
-yield new $Broken({ rule: "reduce-needs-nodes", message: $rt.join("sums in ", $rt.str(controls.reduce), ", but ZeRO 0 sums whole gradients: 0 < 1") });
+[cluster, tp] = $rt.unpack([((view) => view.cluster)(view), view.integer("mesh.tp")], 2);
+domain = $fast_domain(cluster);
+if (!$rt.eq(cluster.backend, "nccl")) {
+found = $rt.join("the devices of ", $rt.str(cluster.name), " are no GPUs (they talk over ", $rt.str(cluster.backend), ")");
 } else {
-if (!$rt.truth($over_nodes(controls, shape, node))) {
-yield new $Broken({ rule: "reduce-needs-nodes", message: $rt.join("sums in ", $rt.str(controls.reduce), ", but ", $rt.str($_where(controls, node))) });
-}
-}
-}
-}
-
-function* $broken_by_context(tables, controls, shape) {
-let cp, degree, exchange, heads, kind, name, ranks;
-
-[cp, name, degree] = $rt.unpack([controls.cp, controls.context, controls.ulysses], 3);
-kind = $rt.item($rt.item(tables, "context_kinds"), name);
-exchange = $rt.item(kind, "exchange");
-if (!$rt.truth($cuts_groups(tables, controls))) {
-yield new $Broken({ rule: "ulysses-divides-cp", message: $rt.join($rt.str(degree), " ranks that exchange heads do not divide cp = ", $rt.str(cp), " (", $rt.str($rest_text(cp, degree)), ")") });
-}
-if (($rt.eq(exchange, "all") && !$rt.eq(degree, 1) && ($rt.number(cp) > $rt.number(1)) && !$rt.eq(degree, cp))) {
-yield new $Broken({ rule: "ulysses-divides-cp", message: $rt.join($rt.str(degree), " ranks that exchange heads, but ", $rt.str(name), " exchanges them among all of cp = ", $rt.str(cp)) });
-}
-if (($rt.eq($rt.mod(shape.heads, controls.tp), 0) && $rt.truth($cuts_groups(tables, controls)))) {
-[heads, ranks] = $rt.unpack([$rt.floordiv(shape.heads, controls.tp), $exchanging_ranks(kind, controls)], 2);
-if ($rt.truth($rt.mod(heads, ranks))) {
-yield new $Broken({ rule: "ulysses-divides-heads", message: $rt.join($rt.str(name), " shares out heads among ", $rt.str(ranks), " ranks, but heads / tp = ", $rt.str(shape.heads), " / ", $rt.str(controls.tp), " = ", $rt.str(heads), " (", $rt.str($rest_text(heads, ranks)), ")") });
-}
-}
-yield* $rt.iter($without_effect($rt.both($rt.eq(cp, 1), () => !$rt.eq(name, $rt.item($PLAIN, "context"))), $rt.join($rt.str(name), " is how cp works, and cp = 1")));
-yield* $rt.iter($without_effect($rt.both($rt.eq(exchange, "none"), () => !$rt.eq(degree, 1)), $rt.join($rt.str(name), " exchanges no heads, among ", $rt.str(degree), " ranks")));
-}
-
-function* $broken_by_recompute(controls, shape) {
-let every, named, operator, operators, policy, why;
-
-[policy, every, named] = $rt.unpack([controls.recompute, controls.every, controls.operators], 3);
-yield* $rt.iter($without_effect($rt.both(!$rt.eq(policy, "full"), () => !$rt.eq(every, 1)), $rt.join("every ", $rt.str(every), " counts blocks of full recompute")));
-if ($rt.eq(named, "auto")) {
+if ($rt.truth($rt.mod(domain, tp))) {
+found = $rt.join("mesh.tp = ", $rt.str(tp), " spans ", $rt.str($domain_text(cluster)), " (", $rt.str(domain), " % ", $rt.str(tp), " = ", $rt.str($rt.mod(domain, tp)), ")");
+} else {
 return undefined;
 }
-if (($rt.eq(policy, "none") || ($rt.eq(policy, "full") && $rt.eq(every, 1)))) {
-why = ($rt.eq(policy, "none") ? "nothing runs again" : "every block runs again whole");
-yield new $Broken({ rule: "no-effect", message: $rt.join($rt.str(named), " changes nothing: ", $rt.str(why)) });
+}
+yield new $RuleViolation({ rule: $SYMMETRIC_MEMORY_REACHES_RANKS, message: $rt.join($rt.str("mesh.tp_overlap"), " = \"symmetric-memory\", but ", $rt.str(found)), key: "mesh.tp_overlap" });
+}
+
+function* $sequence_fits_positions(view) {
+let length, positions;
+
+[length, positions] = $rt.unpack([view.integer("batch.sequence_length"), view.integer("model.max_positions")], 2);
+if (($rt.number(length) > $rt.number(positions))) {
+yield new $RuleViolation({ rule: $SEQUENCE_FITS_POSITIONS, message: $rt.join("batch.sequence_length = ", $rt.str(length), ", but ", $rt.str(view.model_name), " has ", $rt.str(positions), " positions; ", $rt.str($_more_positions(view, (length - positions)))), key: "batch.sequence_length" });
+}
+}
+
+function* $batch_divides(view) {
+let dp, rest, size, total;
+
+[total, size] = $rt.unpack([view.integer("batch.global_sequences"), view.integer("batch.microbatch_sequences")], 2);
+dp = $data_ranks(view);
+rest = $rt.mod(total, $rt.mul(size, dp));
+if ($rt.eq(rest, 0)) {
 return undefined;
 }
-operators = $rt.item($OPERATORS, named);
+yield new $RuleViolation({ rule: $BATCH_DIVIDES, message: $rt.join("batch.global_sequences = ", $rt.str(total), " is not a multiple of microbatch_sequences x data ranks = ", $rt.str(size), " x ", $rt.str(dp), " = ", $rt.str($rt.mul(size, dp)), " (", $rt.str(total), " % ", $rt.str($rt.mul(size, dp)), " = ", $rt.str(rest), ")"), key: "batch.global_sequences" });
+}
+
+function* $mesh_settings_without_effect(view) {
+let alone;
+
+if ($rt.eq(view.integer("mesh.tp"), 1)) {
+yield* $rt.iter($setting_without_effect(view, "mesh.sequence_parallel", "it splits over tp, and mesh.tp = 1", undefined, "mesh.tp = 2"));
+}
+yield* $rt.iter($overlap_without_effect(view));
+alone = $rt.both($rt.eq($gradient_ranks(view), 1), () => $rt.eq(view.integer("zero.stage"), 0));
+if (($rt.truth(alone) && !($rt.truth($has_experts(view)) && ($rt.number($ranks_with_the_same_experts(view)) > $rt.number(1))))) {
+yield* $rt.iter($setting_without_effect(view, "zero.bucket_bytes", "gradients are reduced over data and context ranks, and there is one", [26214400], "mesh.dp_replicate = 2"));
+}
+}
+
+function* $servers_split_samples(view) {
+let count, cuts, mesh, stage, texts, whole;
+
+[count, mesh, stage] = $rt.unpack([view.integer("servers.count"), $mesh_of(view), view.integer("zero.stage")], 3);
+cuts = $rt.iter(["pp", "dp_shard", "cp", "tp", "ep"]).filter((axis) => ($rt.number(mesh.degree(axis)) > $rt.number(1))).map((axis) => axis);
+if ((!$rt.truth(count) || (!$rt.truth(cuts) && !$rt.truth(stage)))) {
+return undefined;
+}
+texts = $rt.iter(cuts).map((axis) => $rt.join("mesh.", $rt.str($rt.value(axis)), " = ", $rt.str(mesh.degree(axis))));
+texts = $rt.add(texts, $rt.mul([$rt.join("zero.stage = ", $rt.str(stage))], ($rt.number(stage) > $rt.number(0))));
+whole = $rt.dict($rt.iter(cuts).map((axis) => [$rt.join("mesh.", $rt.str($rt.value(axis))), 1]));
+if (($rt.number(mesh.dp_shard) > $rt.number(1))) {
+$rt.setitem(whole, "mesh.dp_replicate", mesh.dp);
+}
+if ($rt.truth(stage)) {
+$rt.setitem(whole, "zero.stage", 0);
+}
+yield new $RuleViolation({ rule: $SERVERS_SPLIT_SAMPLES, key: "servers.count", message: $rt.join($rt.str("servers.count"), " = ", $rt.str(count), ", and ", $rt.str($rt.joined(" and ", texts)), " cut", $rt.str($rt.mul("s", $rt.eq($rt.len(texts), 1))), " the model of a worker") });
+}
+
+function* $servers_update_elements(view) {
+let kind;
+
+kind = view.word("optimizer.kind");
+if (($rt.truth(view.integer("servers.count")) && $rt.truth($rt.item($OPTIMIZERS, kind).needs_whole_matrices))) {
+yield new $RuleViolation({ rule: $SERVERS_UPDATE_ELEMENTS, key: "optimizer.kind", message: $rt.join("optimizer.kind = \"", $rt.str(kind), "\" updates whole matrices, and ", $rt.str("servers.count"), " = ", $rt.str(view.integer("servers.count")), " holds ranges of elements") });
+}
+}
+
+function* $servers_hold_dense_models(view) {
+let by_tensor, count;
+
+count = view.integer("servers.count");
+if (!$rt.truth(count)) {
+return undefined;
+}
+if ($rt.truth($has_experts(view))) {
+yield new $RuleViolation({ rule: $SERVERS_HOLD_DENSE_MODELS, key: "servers.count", message: $rt.join($rt.str("servers.count"), " = ", $rt.str(count), ", and ", $rt.str(view.model_name), " has experts, whose routers have state of their own") });
+}
+by_tensor = $rt.eq(view.word("precision.fp8_scales"), "tensor");
+if (($rt.eq(view.word("precision.matmul"), "fp8") && $rt.truth(by_tensor))) {
+yield new $RuleViolation({ rule: $SERVERS_HOLD_DENSE_MODELS, key: "servers.count", message: $rt.join($rt.str("servers.count"), " = ", $rt.str(count), ", and precision.fp8_scales = \"tensor\" keeps the largest numbers of steps before") });
+}
+}
+
+function* $schedule_fits(view) {
+let keys, name, placed, problem, wanted;
+
+name = view.word("pipeline.schedule");
+if ($rt.has(["file", "auto"], name)) {
+return undefined;
+}
+if (!$rt.has($SCHEDULES, name)) {
+problem = $rt.unknown(name);
+yield new $RuleViolation({ rule: problem.rule, key: problem.key, message: problem.message });
+return undefined;
+}
+wanted = $rt.made($rt.item($SCHEDULES, name), { num_stages: $num_stages(view), num_ranks: view.integer("mesh.pp"), num_microbatches: $num_microbatches(view) });
+for (problem of $rt.iter($builder_problems(wanted))) {
+placed = $rt.has(["schedule-stages-per-rank", "schedule-even-ranks"], problem.rule);
+keys = ($rt.truth(placed) ? ["pipeline.virtual_stages", "mesh.pp"] : ["mesh.pp", ...$rt.iter($rt.slice($BATCH_KEYS, 0, 2))]);
+yield new $RuleViolation({ rule: problem.rule, key: problem.key, message: problem.message });
+}
+}
+
+function* $layers_fill_stages(view) {
+let layers, product, stages, virtual;
+
+if ((view.stage_lists() !== null)) {
+return undefined;
+}
+[stages, layers] = $rt.unpack([$num_stages(view), view.integer("model.layers")], 2);
+if (($rt.number(layers) < $rt.number(stages))) {
+virtual = $stages_per_rank(view);
+product = $rt.join("mesh.pp = ", $rt.str(view.integer("mesh.pp")));
+product = $rt.add(product, (($rt.number(virtual) > $rt.number(1)) ? $rt.join(" x ", $rt.str(virtual), " stages on each rank") : ""));
+yield new $RuleViolation({ rule: $LAYERS_FILL_STAGES, message: $rt.join($rt.str(product), " makes ", $rt.str(stages), " stages, but ", $rt.str(view.model_name), " has ", $rt.str(layers), " blocks"), key: "mesh.pp" });
+}
+}
+
+function* $zero_shares_out(view) {
+let degrees, home, lower, stage;
+
+stage = view.integer("zero.stage");
+home = ($rt.eq(stage, 3) ? $rt.item($HOMES, 1) : $rt.item($HOMES, 0));
+if (($rt.eq(stage, 0) || ($rt.number($shard_ranks(view)) > $rt.number(1)) || !$rt.eq(view.word(home), "none"))) {
+return undefined;
+}
+degrees = $rt.dict($rt.iter(["dp_shard", "cp"]).map((axis) => [$rt.value(axis), view.integer($rt.join("mesh.", $rt.str($rt.value(axis))))]));
+lower = (($rt.eq(stage, 3) && !$rt.eq(view.word($rt.item($HOMES, 0)), "none")) ? 1 : 0);
+yield new $RuleViolation({ rule: $ZERO_SHARES_OUT, message: $rt.join("zero.stage = ", $rt.str(stage), " shares out ", $rt.str($rt.item($SHARED_OUT, stage)), " over ", $rt.str($rt.joined(" x ", degrees)), " = ", $rt.str($rt.joined(" x ", $rt.iter($rt.values(degrees, )).map((one_of_them) => $rt.str(one_of_them)))), " = 1 rank, with ", $rt.str(home), " = \"none\""), key: "zero.stage" });
+}
+
+function* $shards_need_stage(view) {
+let cuts, replicas, shard;
+
+if (!$rt.eq(view.integer("zero.stage"), 0)) {
+return undefined;
+}
+[shard, replicas] = $rt.unpack([view.integer("mesh.dp_shard"), view.integer("mesh.dp_replicate")], 2);
+if (!$rt.truth($cuts_by_shard(view))) {
+yield* $rt.iter($setting_without_effect(view, "mesh.dp_shard", "zero.stage = 0 shares nothing out; whole replicas are dp_replicate", undefined, $rt.join("mesh.dp_replicate = ", $rt.str($rt.mul(shard, replicas)), " with mesh.dp_shard = 1"), "zero.stage = 1"));
+}
+if ($rt.eq(view.word("zero.accumulate"), "slices")) {
+cuts = ($rt.number($shard_ranks(view)) > $rt.number(1));
+yield new $RuleViolation({ rule: $SLICES_NEED_STAGE, message: "zero.accumulate = \"slices\", but zero.stage = 0 cuts nothing into slices", key: "zero.accumulate" });
+}
+}
+
+function* $stage_3_effects(view) {
+let name, stage, stages, why;
+
+[stage, stages] = $rt.unpack([view.integer("zero.stage"), $_stages_2(view)], 2);
+if (!$rt.has(stages, 3)) {
+why = $rt.join("parameters are gathered by unit at stage 3, and zero.stage = ", $rt.str(stage));
+for (name of $rt.iter($STAGE_3_ONLY)) {
+yield* $rt.iter($setting_without_effect(view, $rt.join("zero.", $rt.str(name)), why, undefined, "zero.stage = 3"));
+}
+}
+if (!$rt.eq(stages, $rt.set([3]))) {
+return undefined;
+}
+yield* $rt.iter($setting_without_effect(view, "zero.bucket_bytes", "at stage 3 a bucket is a unit of zero.unit_blocks blocks, gathered and reduced as one", [26214400]));
+}
+
+function* $offload_needs_stage(view) {
+let found, home, key, least, setting, stage, what, whose;
+
+stage = view.integer("zero.stage");
+for ([key, what, least] of $rt.iter($rt.zip($HOMES, ["optimizer state", "parameters"], [1, 3]))) {
+[home, setting, found, whose] = $rt.unpack([view.word(key), "zero.stage", stage, ""], 4);
+if ($rt.eq(home, "none")) {
+continue;
+}
+if ((($rt.number(stage) >= $rt.number(least)) && $rt.truth($has_experts(view)))) {
+[setting, found, whose] = $rt.unpack(["experts.zero_stage", $rt.item($expert_stage(view), 0), " of experts"], 3);
+}
+if (($rt.number(found) < $rt.number(least))) {
+yield new $RuleViolation({ rule: $OFFLOAD_NEEDS_STAGE, message: $rt.join($rt.str(key), " = \"", $rt.str(home), "\", but ", $rt.str(setting), " = ", $rt.str(found), " keeps ", $rt.str(what), $rt.str(whose), " whole: stage ", $rt.str(found), " < ", $rt.str(least)), key: key });
+}
+}
+}
+
+function* $secondary_needs_nodes(view) {
+let why;
+
+if ((!$rt.truth(view.flag("zero.secondary")) || !$rt.has($_stages_2(view), 3))) {
+return undefined;
+}
+if ($rt.eq(view.word("zero.reshard_after_forward"), "never")) {
+yield new $RuleViolation({ rule: $NO_EFFECT, key: "zero.secondary", message: $rt.join($rt.str("zero.secondary"), " = true changes nothing: ", $rt.str("zero.reshard_after_forward"), " = \"never\" gathers each unit once a step") });
+}
+if ($rt.truth((why = $_not_over_nodes(view, 3)))) {
+yield new $RuleViolation({ rule: $SECONDARY_NEEDS_NODES, key: "zero.secondary", message: $rt.join($rt.str("zero.secondary"), " = true, but ", $rt.str(why)) });
+}
+}
+
+function* $reduce_needs_nodes(view) {
+let kind, stage, why;
+
+[kind, stage] = $rt.unpack([view.word("zero.reduce"), view.integer("zero.stage")], 2);
+if ($rt.eq(kind, "exact")) {
+return undefined;
+}
+if ($rt.eq($rt.largest($_stages_2(view)), 0)) {
+yield new $RuleViolation({ rule: $REDUCE_NEEDS_NODES, key: "zero.reduce", message: $rt.join($rt.str("zero.reduce"), " = \"", $rt.str(kind), "\", but zero.stage = ", $rt.str(stage), " sums whole gradients: 0 < 1") });
+} else {
+if ($rt.truth((why = $_not_over_nodes(view, 1)))) {
+yield new $RuleViolation({ rule: $REDUCE_NEEDS_NODES, key: "zero.reduce", message: $rt.join($rt.str("zero.reduce"), " = \"", $rt.str(kind), "\", but ", $rt.str(why)) });
+}
+}
+}
+
+function* $ulysses_divides_cp(view) {
+let cp, degree, exchange, kind, why;
+
+if ($rt.truth($cuts_groups(view))) {
+return undefined;
+}
+[cp, kind, degree] = $rt.unpack([view.integer("mesh.cp"), view.word("context.kind"), view.integer("context.ulysses_degree")], 3);
+exchange = $rt.item($CONTEXT_KINDS, kind).exchange;
+if ($rt.eq(exchange, "none")) {
+why = $rt.join("but \"", $rt.str(kind), "\" exchanges no heads among ", $rt.str("mesh.cp"), " = ", $rt.str(cp));
+} else {
+if ($rt.eq(exchange, "all")) {
+why = $rt.join("but \"", $rt.str(kind), "\" exchanges heads among all of ", $rt.str("mesh.cp"), " = ", $rt.str(cp));
+} else {
+why = $rt.join("which does not divide ", $rt.str("mesh.cp"), " = ", $rt.str(cp), " (", $rt.str(cp), " % ", $rt.str(degree), " = ", $rt.str($rt.mod(cp, degree)), ")");
+}
+}
+yield new $RuleViolation({ rule: $ULYSSES_DIVIDES_CP, message: $rt.join($rt.str("context.ulysses_degree"), " = ", $rt.str(degree), ", ", $rt.str(why)), key: "context.ulysses_degree" });
+}
+
+function* $ulysses_divides_heads(view) {
+let _, among_all, degree, heads, kind, total, tp;
+
+if ($rt.truth($cuts_heads(view))) {
+return undefined;
+}
+[heads, [degree, _]] = $rt.unpack([$query_heads(view), $ulysses_degree(view)], 2);
+[kind, tp, total] = $rt.unpack([view.word("context.kind"), view.integer("mesh.tp"), view.integer("model.heads")], 3);
+among_all = $rt.eq($rt.item($CONTEXT_KINDS, kind).exchange, "all");
+yield new $RuleViolation({ rule: $ULYSSES_DIVIDES_HEADS, message: $rt.join($rt.str("context.kind"), " = ", $rt.str($rt.toml(kind)), " shares out heads among ", $rt.str(degree), " ranks, but ", $rt.str(view.model_name), " has heads / tp = ", $rt.str(total), " / ", $rt.str(tp), " = ", $rt.str(heads), " on a tensor rank (", $rt.str(heads), " % ", $rt.str(degree), " = ", $rt.str($rt.mod(heads, degree)), ")"), key: ($rt.truth(among_all) ? "mesh.cp" : "context.ulysses_degree") });
+}
+
+function* $context_kind_without_effect(view) {
+let why;
+
+if ($rt.eq(view.integer("mesh.cp"), 1)) {
+why = "it is how cp works, and mesh.cp = 1";
+yield* $rt.iter($setting_without_effect(view, "context.kind", why, undefined, $rt.dict([["mesh.cp", 2]])));
+}
+}
+
+function* $ulysses_degree_without_effect(view) {
+let kind, why;
+
+kind = view.word("context.kind");
+if ($rt.eq($rt.item($CONTEXT_KINDS, kind).exchange, "none")) {
+why = $rt.join($rt.str(kind), " exchanges no heads");
+yield* $rt.iter($setting_without_effect(view, "context.ulysses_degree", why, [1], $_kinds_with_degree));
+}
+}
+
+function* $recompute_settings_without_effect(view) {
+let full, why;
+
+if (!$rt.eq(view.word("recompute.policy"), "full")) {
+full = "recompute.policy = \"full\"";
+why = "it counts blocks of full recompute";
+yield* $rt.iter($setting_without_effect(view, "recompute.every", why, undefined, full));
+why = "only the stored inputs of recomputed blocks are offloaded";
+yield* $rt.iter($setting_without_effect(view, "recompute.offload", why, undefined, full));
+}
+}
+
+function* $recomputed_operators(view) {
+let alone, auto, because, every, key, lost, message, operator, operators, policy, rest, value;
+
+[key, value] = $rt.unpack(["recompute.operators", view.value("recompute.operators")], 2);
+[policy, every] = $rt.unpack([view.word("recompute.policy"), view.integer("recompute.every")], 2);
+auto = $rt.join($rt.str(key), " = \"auto\"");
+if ($rt.eq(policy, "none")) {
+because = "nothing is redone";
+yield* $rt.iter($setting_without_effect(view, key, because, [[], []], "recompute.policy = \"selective\""));
+return undefined;
+}
+if (($rt.eq(policy, "full") && $rt.eq(every, 1))) {
+because = "every block is redone whole";
+yield* $rt.iter($setting_without_effect(view, key, because, [[], []], "recompute.every = 2"));
+return undefined;
+}
+if ($rt.eq(value, "auto")) {
+return undefined;
+}
+operators = value;
+if (($rt.eq(policy, "selective") && !$rt.truth(operators))) {
+message = $rt.join("recompute.policy = \"selective\" changes nothing: ", $rt.str(key), " = [] names no operator");
+yield new $RuleViolation({ rule: $NO_EFFECT, key: key, message: message });
+}
+lost = $rt.dict([]);
+if (!$rt.truth($has_dense_layers(view))) {
+alone = "no block has an MLP that every token meets alone";
+lost = $rt.dict([["activation", alone], ["mlp", alone]]);
+} else {
+if ($rt.has(operators, "mlp")) {
+lost = $rt.dict([["activation", "it is a part of mlp"]]);
+}
+}
+if ($rt.truth(view.has_table("model.latent"))) {
+$rt.setitem(lost, "attention", "latent attention is not redone by itself");
+}
 for (operator of $rt.iter(operators)) {
-why = $_lost(operator, operators, shape);
-if (!$rt.eq(why, "")) {
-yield new $Broken({ rule: "no-effect", message: $rt.join($rt.str(operator), " to run again changes nothing: ", $rt.str(why)) });
+if ($rt.has(lost, operator)) {
+rest = $rt.iter(operators).filter((one) => !$rt.has(lost, one)).map((one) => one);
+yield new $RuleViolation({ rule: $NO_EFFECT, key: key, message: $rt.join($rt.str(key), " has ", $rt.str($rt.toml(operator)), ", which changes nothing: ", $rt.str($rt.item(lost, operator))) });
 }
 }
 }
 
-function* $broken_by_fp8(controls, shape, cluster) {
-let cut, precision;
+function* $fp8_block_divides(view) {
+let axis, block, cut, degree, degrees, what, width, widths;
 
-precision = $rt.item($PRECISIONS, controls.precision);
-if ($rt.truth(precision.is_fp8)) {
-cut = $_cut_width(controls, $_multiplied_widths(shape), precision.fp8_block);
-if (!$rt.eq(cut, "")) {
-yield new $Broken({ rule: "fp8-block-divides", message: $rt.join("products in fp8, but ", $rt.str(cut)) });
-}
-if (!$rt.eq(controls.tp_overlap, "none")) {
-yield new $Broken({ rule: "fp8-gathers-at-once", message: $rt.join($rt.str(controls.tp_overlap), " with products in fp8: codes and scales are gathered at once, in no chunks") });
-}
-if (($rt.truth($rt.item(cluster, "gpus")) && !$rt.truth($rt.item(cluster, "multiplies_fp8")))) {
-yield new $Broken({ rule: "fp8-device", message: $rt.join("products in fp8, but ", $rt.str($rt.item(cluster, "device")), " has no peak of fp8") });
-}
-}
-if (!$rt.eq(controls.gather, "fp8")) {
+if (!$rt.eq(view.word("precision.matmul"), "fp8")) {
 return undefined;
 }
-if (!$rt.truth(precision.is_fp8)) {
-yield new $Broken({ rule: "fp8-gather-needs-codes", message: "codes of fp8 are gathered, but no weight is multiplied in 8 bits" });
+[block, degrees] = $rt.unpack([view.integer("precision.fp8_block"), $rt.dict([["", 1], ["mesh.tp", view.integer("mesh.tp")]])], 2);
+$rt.setitem(degrees, "experts.expert_tp", view.integer("experts.expert_tp"));
+widths = $rt.list($_widths(view));
+for ([what, width, axis] of $rt.iter(widths)) {
+degree = $rt.item(degrees, axis);
+if ($rt.eq($rt.mod(width, $rt.mul(degree, block)), 0)) {
+continue;
 }
-if (($rt.number(controls.zero) < $rt.number(3))) {
-yield new $Broken({ rule: "fp8-gather-needs-codes", message: $rt.join("codes of fp8 are gathered, but ZeRO ", $rt.str(controls.zero), " keeps weights whole: ", $rt.str(controls.zero), " < ", $rt.str(3)) });
-}
-if ($rt.truth(precision.has_tensor_scales)) {
-yield new $Broken({ rule: "fp8-gather-of-squares", message: "codes of fp8 are gathered with the scales of squares, not of whole tensors" });
-}
-if (!$rt.eq(controls.parameter_offload, "none")) {
-yield new $Broken({ rule: "fp8-gather-on-device", message: "codes of fp8 are made of slices that are on the device, not on the host" });
-}
-}
-
-function* $broken_by_int8(controls, shape) {
-let cut;
-
-if (!$rt.eq(controls.gather, "int8")) {
+cut = ($rt.truth(axis) ? $rt.join(" / ", $rt.str(axis), " = ", $rt.str(width), " / ", $rt.str(degree)) : $rt.join(" = ", $rt.str(width)));
+yield new $RuleViolation({ rule: $FP8_BLOCK_DIVIDES, key: $rt.either(axis, () => "precision.fp8_block"), message: $rt.join($rt.str(what), $rt.str(cut), " is no multiple of ", $rt.str("precision.fp8_block"), " = ", $rt.str(block)) });
 return undefined;
 }
-cut = $_cut_width(controls, $_row_widths(shape), 128);
-if (!$rt.eq(cut, "")) {
-yield new $Broken({ rule: "int8-block-divides", message: $rt.join("gathers in int8, but ", $rt.str(cut)) });
 }
-if (($rt.number(controls.zero) < $rt.number(3))) {
-yield new $Broken({ rule: "int8-gather-of-all", message: $rt.join("gathers in int8, but ZeRO ", $rt.str(controls.zero), " keeps matrices whole: ", $rt.str(controls.zero), " < ", $rt.str(3)) });
+
+function* $fp8_gathers_at_once(view) {
+let overlap;
+
+overlap = view.word("mesh.tp_overlap");
+if (($rt.eq(view.word("precision.matmul"), "fp8") && !$rt.eq(overlap, "none"))) {
+yield new $RuleViolation({ rule: $FP8_GATHERS_AT_ONCE, key: "mesh.tp_overlap", message: $rt.join($rt.str("mesh.tp_overlap"), " = \"", $rt.str(overlap), "\" with ", $rt.str("precision.matmul"), " = \"fp8\": codes and scales are gathered at once, in no chunks") });
+}
+}
+
+function* $fp8_device(view) {
+let block, cluster, device, peaks;
+
+if (!$rt.eq(view.word("precision.matmul"), "fp8")) {
+return undefined;
+}
+[cluster, block] = $rt.unpack([((view) => view.cluster)(view), view.integer("precision.fp8_block")], 2);
+if (!$rt.eq(cluster.backend, "nccl")) {
+return undefined;
+}
+device = cluster.device;
+if ((device.flops("fp8") === null)) {
+peaks = $rt.either($rt.joined(", ", $rt.iter(device.peak_flops).map(([name, _]) => name)), () => "none");
+yield new $RuleViolation({ rule: $FP8_DEVICE, key: "precision.matmul", message: $rt.join($rt.str("precision.matmul"), " = \"fp8\", but ", $rt.str(device.name), " has no peak of fp8 (it has those of ", $rt.str(peaks), ")") });
 } else {
-if (((shape.latent !== null) && $rt.truth(controls.sequence_parallel) && ($rt.number(controls.tp) > $rt.number(1)))) {
-yield new $Broken({ rule: "int8-gather-of-all", message: "gathers in int8 with sequence parallelism: matrices that lead down to latent vectors are whole on each tensor rank" });
+if (!$rt.eq(block, 128)) {
+yield new $RuleViolation({ rule: $FP8_BLOCK_OF_KERNELS, key: "precision.fp8_block", message: $rt.join($rt.str("precision.fp8_block"), " = ", $rt.str(block), ", but kernels of ", $rt.str(device.name), " multiply numbers of which ", $rt.str(128), " share a scale") });
 }
-}
-if ($rt.truth($rt.item($PRECISIONS, controls.precision).is_fp8)) {
-yield new $Broken({ rule: "int8-gather-rounds-once", message: "gathers in int8 with products in fp8: weights would be rounded twice" });
 }
 }
 
-function* $broken_by_experts(controls, shape, cluster) {
-let idle, what;
+function* $fp8_gather(view) {
+let found, home, matmul, stages;
 
-if ((shape.experts === null)) {
-for ([idle, what] of $rt.iter([[($rt.number(controls.ep) > $rt.number(1)), $rt.join("ep = ", $rt.str(controls.ep))], [($rt.number(controls.expert_tp) > $rt.number(1)), $rt.join("experts in ", $rt.str(controls.expert_tp), " pieces")], [!$rt.eq(controls.dispatch, "flat"), controls.dispatch], [($rt.number(controls.chunks) > $rt.number(1)), $rt.join($rt.str(controls.chunks), " chunks")]])) {
-yield* $rt.iter($without_effect(idle, $rt.join($rt.str(what), ", but the model has no experts")));
-}
+if (!$rt.eq(view.word("zero.gather"), "fp8")) {
 return undefined;
 }
-yield* $rt.iter($_shared_out(controls, shape.experts));
-yield* $rt.iter($_rows(controls, cluster));
+stages = $rt.dict([["zero.stage", view.integer("zero.stage")]]);
+if ($rt.truth($has_experts(view))) {
+$rt.setitem(stages, "experts.zero_stage", $rt.item($expert_stage(view), 0));
+}
+[matmul, home] = $rt.unpack([view.word("precision.matmul"), view.word("zero.parameter_offload")], 2);
+if (!$rt.eq(matmul, "fp8")) {
+yield new $RuleViolation({ rule: $FP8_GATHER_NEEDS_CODES, key: "zero.gather", message: $rt.join($rt.str("zero.gather"), " = \"fp8\", but ", $rt.str("precision.matmul"), " = \"", $rt.str(matmul), "\" multiplies no weight in 8 bits") });
+}
+if (!$rt.has($rt.values(stages, ), 3)) {
+found = $rt.joined(" and ", $rt.iter($rt.items(stages, )).map(([key, stage]) => $rt.join($rt.str(key), " = ", $rt.str(stage))));
+yield new $RuleViolation({ rule: $FP8_GATHER_NEEDS_CODES, key: "zero.gather", message: $rt.join($rt.str("zero.gather"), " = \"fp8\", but ", $rt.str(found), " keeps weights whole: ", $rt.str($rt.largest($rt.values(stages, ))), " < ", $rt.str(3)) });
+}
+if (($rt.eq(matmul, "fp8") && $rt.eq(view.word("precision.fp8_scales"), "tensor"))) {
+yield new $RuleViolation({ rule: $FP8_GATHER_OF_SQUARES, key: "zero.gather", message: $rt.join($rt.str("zero.gather"), " = \"fp8\" with ", $rt.str("precision.fp8_scales"), " = \"tensor\": codes are made with the scales of squares") });
+}
+if (!$rt.eq(home, "none")) {
+yield new $RuleViolation({ rule: $FP8_GATHER_ON_DEVICE, key: "zero.gather", message: $rt.join($rt.str("zero.gather"), " = \"fp8\" with ", $rt.str("zero.parameter_offload"), " = \"", $rt.str(home), "\": codes are made of slices that are on the device") });
+}
 }
 
-function* $broken_by_devices(controls, cluster) {
+function* $int8_block_divides(view) {
+let axis, block, cut, degree, degrees, what, width, widths;
 
-if (($rt.number(controls.ranks) > $rt.number($rt.item(cluster, "devices")))) {
-yield new $Broken({ rule: "fits-cluster", message: $rt.join("the mesh has ", $rt.str(controls.ranks), " ranks, but ", $rt.str($rt.item(cluster, "name")), " has ", $rt.str($rt.item(cluster, "devices")), " devices") });
+if (!$rt.truth($_is_int8(view))) {
+return undefined;
 }
+[block, widths] = $rt.unpack([view.integer("zero.int8_block"), $rt.list($_row_widths(view))], 2);
+degrees = $rt.dict([["", 1], ["mesh.tp", view.integer("mesh.tp")], ["experts.expert_tp", view.integer("experts.expert_tp")]]);
+for ([what, width, axis] of $rt.iter(widths)) {
+degree = $rt.item(degrees, axis);
+if ($rt.eq($rt.mod(width, $rt.mul(degree, block)), 0)) {
+continue;
 }
-
-function $_flag(key, value) {
-return ($rt.truth(value) ? $rt.join($rt.str(key), " = true\n") : "");
+cut = ($rt.truth(axis) ? $rt.join(" / ", $rt.str(axis), " = ", $rt.str(width), " / ", $rt.str(degree)) : $rt.join(" = ", $rt.str(width)));
+yield new $RuleViolation({ rule: $INT8_BLOCK_DIVIDES, key: "zero.int8_block", message: $rt.join("rows of ", $rt.str(what), $rt.str(cut), " are no multiple of ", $rt.str("zero.int8_block"), " = ", $rt.str(block)) });
+return undefined;
 }
-
-function $_word(key, name, value) {
-return (!$rt.eq(value, $rt.item($PLAIN, name)) ? $rt.join($rt.str(key), " = \"", $rt.str(value), "\"\n") : "");
-}
-
-function $_table(name, lines) {
-return (!$rt.eq(lines, "") ? $rt.join("\n[", $rt.str(name), "]\n", $rt.str(lines)) : "");
-}
-
-function $_number(key, name, value) {
-return (!$rt.eq(value, $rt.item($PLAIN, name)) ? $rt.join($rt.str(key), " = ", $rt.str(value), "\n") : "");
 }
 
-function $_zero_lines(controls) {
-let whole;
-whole = $rt.either($rt.eq(controls.zero, 3), () => !$rt.eq(controls.reshard, $rt.item($PLAIN, "reshard")));
-return $rt.add($rt.add($rt.add($rt.add($rt.add(($rt.truth(whole) ? $rt.join("reshard_after_forward = \"", $rt.str(controls.reshard), "\"\n") : ""), $_flag("secondary", controls.secondary)), $_word("gather", "gather", controls.gather)), $_word("reduce", "reduce", controls.reduce)), $_word("optimizer_offload", "optimizer_offload", controls.optimizer_offload)), $_word("parameter_offload", "parameter_offload", controls.parameter_offload));
+function* $int8_gather_of_all(view) {
+let keep, key, stage, stages;
+
+if (!$rt.truth($_is_int8(view))) {
+return undefined;
+}
+stages = $rt.dict([["zero.stage", view.integer("zero.stage")]]);
+if ($rt.truth($has_experts(view))) {
+$rt.setitem(stages, "experts.zero_stage", $rt.item($expert_stage(view), 0));
+}
+for ([key, stage] of $rt.iter($rt.items(stages, ))) {
+if (($rt.number(stage) < $rt.number(3))) {
+yield new $RuleViolation({ rule: $INT8_GATHER_OF_ALL, key: "zero.gather", message: $rt.join($rt.str("zero.gather"), " = \"int8\", but ", $rt.str(key), " = ", $rt.str(stage), " keeps matrices whole, and gathers none of them before use: ", $rt.str(stage), " < ", $rt.str(3)) });
+return undefined;
+}
+}
+if (($rt.number((keep = view.integer("zero.keep_whole_below"))) > $rt.number(0))) {
+yield new $RuleViolation({ rule: $INT8_GATHER_OF_ALL, key: "zero.gather", message: $rt.join($rt.str("zero.gather"), " = \"int8\" with ", $rt.str("zero.keep_whole_below"), " = ", $rt.str(keep), ": matrices of fewer numbers would be whole, and not rounded") });
+}
+if (($rt.truth(view.has_table("model.latent")) && $rt.truth(view.flag("mesh.sequence_parallel")) && ($rt.number(view.integer("mesh.tp")) > $rt.number(1)))) {
+yield new $RuleViolation({ rule: $INT8_GATHER_OF_ALL, key: "zero.gather", message: $rt.join($rt.str("zero.gather"), " = \"int8\" with ", $rt.str("mesh.sequence_parallel"), " = true: matrices that lead down to latent vectors are whole on each of ", $rt.str(view.integer("mesh.tp")), " tensor ranks, and not cut") });
+}
 }
 
-function $_operators(controls) {
-let words;
-if ($rt.eq(controls.operators, $rt.item($PLAIN, "operators"))) {
-return "";
+function* $int8_gather_rounds_once(view) {
+
+if (($rt.truth($_is_int8(view)) && $rt.eq(view.word("precision.matmul"), "fp8"))) {
+yield new $RuleViolation({ rule: $INT8_GATHER_ROUNDS_ONCE, key: "zero.gather", message: $rt.join($rt.str("zero.gather"), " = \"int8\" with ", $rt.str("precision.matmul"), " = \"fp8\": weights would be rounded to integers, and then to floats of 8 bits") });
 }
-words = $rt.joined(", ", $rt.iter($rt.item($OPERATORS, controls.operators)).map((one) => $rt.join("\"", $rt.str(one), "\"")));
-return $rt.join("operators = [", $rt.str(words), "]\n");
 }
 
-function $_exchange(controls) {
-let said;
-said = $rt.either($rt.has(["ulysses-ring"], controls.context), () => !$rt.eq(controls.ulysses, $rt.item($PLAIN, "ulysses")));
-return ($rt.truth(said) ? $rt.join("ulysses_degree = ", $rt.str(controls.ulysses), "\n") : "");
+function* $ep_without_experts(view) {
+
+if (!$rt.truth($has_experts(view))) {
+yield* $rt.iter($setting_without_effect(view, "mesh.ep", $rt.join($rt.str(view.model_name), " has no experts"), undefined));
+}
+}
+
+function* $ep_divides_experts(view) {
+let below, count, ep;
+
+$require_experts(view);
+[ep, count] = $rt.unpack([view.integer("mesh.ep"), view.integer("model.experts.num_experts")], 2);
+if ($rt.truth($rt.mod(count, ep))) {
+below = (count - $rt.mod(count, ep));
+yield new $RuleViolation({ rule: $EP_DIVIDES_EXPERTS, key: "mesh.ep", message: $rt.join($rt.str("mesh.ep"), " = ", $rt.str(ep), ", but ", $rt.str(view.model_name), " has num_experts = ", $rt.str(count), " (", $rt.str(count), " % ", $rt.str(ep), " = ", $rt.str($rt.mod(count, ep)), ")") });
+}
+}
+
+function* $ep_divides_ranks(view) {
+let degrees, ep, fold, mesh, names, ranks, why;
+
+$require_experts(view);
+[ep, ranks, fold] = $rt.unpack([view.integer("mesh.ep"), $fold_degree(view), $expert_fold(view)], 3);
+if ($rt.eq($rt.mod(ranks, ep), 0)) {
+return undefined;
+}
+mesh = $mesh_of(view);
+names = $rt.joined(" x ", $rt.iter(fold).map((axis) => $rt.join("mesh.", $rt.str($rt.value(axis)))));
+degrees = $rt.joined(" x ", $rt.iter(fold).map((axis) => $rt.str(mesh.degree(axis))));
+why = "";
+if ((($rt.number(mesh.dp_replicate) > $rt.number(1)) && $rt.eq($rt.mod($rt.mul(ranks, mesh.dp_replicate), ep), 0))) {
+why = $rt.join("; ", $rt.str("mesh.dp_replicate"), " = ", $rt.str(mesh.dp_replicate), " holds copies and is no part of it");
+}
+if ((!$rt.has(fold, "tp") && $rt.eq($rt.mod($rt.mul(ranks, mesh.tp), ep), 0))) {
+why = $rt.join("; ", $rt.str("experts.expert_tp"), " = ", $rt.str(mesh.tp), " cuts each expert over ", $rt.str("mesh.tp"), ", no part of it");
+}
+yield new $RuleViolation({ rule: $EP_DIVIDES_RANKS, key: "mesh.ep", message: $rt.join($rt.str("mesh.ep"), " = ", $rt.str(ep), " does not divide ", $rt.str(names), " = ", $rt.str(degrees), " = ", $rt.str(ranks), ", the ranks that share out experts (", $rt.str(ranks), " % ", $rt.str(ep), " = ", $rt.str($rt.mod(ranks, ep)), ")", $rt.str(why)) });
+}
+
+function* $expert_tp_is_one_or_tp(view) {
+let pieces, tp, why;
+
+$require_experts(view);
+[pieces, tp] = $rt.unpack([view.integer("experts.expert_tp"), view.integer("mesh.tp")], 2);
+if (!$rt.has([1, tp], pieces)) {
+why = $rt.join("an expert is whole on a tensor rank (1), or each has a piece of it (", $rt.str(tp), ")");
+if ($rt.eq(tp, 1)) {
+why = "without other tensor ranks an expert is whole (1)";
+}
+yield new $RuleViolation({ rule: $EXPERT_TP_IS_ONE_OR_TP, key: "experts.expert_tp", message: $rt.join($rt.str("experts.expert_tp"), " = ", $rt.str(pieces), ", but ", $rt.str("mesh.tp"), " = ", $rt.str(tp), ": ", $rt.str(why)) });
+}
+}
+
+function* $expert_tp_divides_ffn(view) {
+let ffn, pieces;
+
+$require_experts(view);
+[pieces, ffn] = $rt.unpack([$expert_tp(view), view.integer("model.experts.ffn")], 2);
+if ($rt.truth($rt.mod(ffn, pieces))) {
+yield new $RuleViolation({ rule: $EXPERT_TP_DIVIDES_FFN, key: "experts.expert_tp", message: $rt.join($rt.str("experts.expert_tp"), " = ", $rt.str(pieces), ", but ", $rt.str(view.model_name), " has experts.ffn = ", $rt.str(ffn), " (", $rt.str(ffn), " % ", $rt.str(pieces), " = ", $rt.str($rt.mod(ffn, pieces)), ")") });
+}
+}
+
+function* $tp_divides_tokens(view) {
+let cp, length, longer, size, step, tokens, tp;
+
+$require_experts(view);
+[tp, tokens] = $rt.unpack([view.integer("mesh.tp"), $tokens_of_microbatch(view)], 2);
+if (($rt.eq($rt.mod(tokens, tp), 0) || $rt.truth(view.flag("mesh.sequence_parallel")))) {
+return undefined;
+}
+[size, length, cp] = $rt.unpack($rt.iter(["batch.microbatch_sequences", "batch.sequence_length", "mesh.cp"]).map((k) => view.integer(k)), 3);
+step = $rt.floordiv(tp, $rt.gcd(tp, $rt.floordiv(length, cp)));
+longer = $rt.lcm($rt.floordiv($rt.mul(cp, tp), $rt.gcd(tp, size)), $rt.mul(2, cp));
+yield new $RuleViolation({ rule: $TP_DIVIDES_TOKENS, key: "mesh.tp", message: $rt.join($rt.str("mesh.tp"), " = ", $rt.str(tp), ", but a microbatch has microbatch_sequences x sequence_length / cp = ", $rt.str(size), " x ", $rt.str(length), " / ", $rt.str(cp), " = ", $rt.str(tokens), " tokens (", $rt.str(tokens), " % ", $rt.str(tp), " = ", $rt.str($rt.mod(tokens, tp)), "), and each tensor rank routes an equal part of them") });
+}
+
+function* $expert_settings_of_dense_model(view) {
+let key;
+
+if (!$rt.truth($has_experts(view))) {
+for (key of $rt.iter($EXPERT_KEYS)) {
+if (!$rt.has(view.wrong, key)) {
+yield* $rt.iter($setting_without_effect(view, key, $rt.join($rt.str(view.model_name), " has no experts"), undefined));
+}
+}
+}
+}
+
+function* $two_hop_violations(view) {
+let node, why;
+
+$require_experts(view);
+if (!$rt.eq(view.word("experts.dispatch"), "two-hop")) {
+return undefined;
+}
+$ranks_with_the_same_experts(view);
+node = ((view) => view.cluster)(view).devices_per_node;
+why = $two_hop_obstacle($mesh_of(view), view.integer("experts.expert_tp"), node);
+if ($rt.truth(why)) {
+yield new $RuleViolation({ rule: $TWO_HOP_NEEDS_NODES, key: "experts.dispatch", message: $rt.join($rt.str("experts.dispatch"), " = \"two-hop\", but ", $rt.str(why)) });
+}
+}
+
+function* $chunk_violations(view) {
+let count, how, parts, rows, tokens;
+
+$require_experts(view);
+count = view.integer("experts.chunks");
+if ($rt.eq(view.integer("mesh.ep"), 1)) {
+yield* $rt.iter($setting_without_effect(view, "experts.chunks", $rt.join("tokens do not travel, ", $rt.str("mesh.ep"), " = 1"), undefined));
+return undefined;
+}
+tokens = $tokens_of_microbatch(view);
+parts = ($rt.eq(view.integer("experts.expert_tp"), 1) ? view.integer("mesh.tp") : 1);
+if ($rt.truth($rt.mod(tokens, parts))) {
+throw new $Unavailable();
+}
+rows = $rt.floordiv(tokens, parts);
+if ($rt.truth($rt.mod(rows, count))) {
+how = $rt.join("the ", $rt.str(tokens), " tokens of a microbatch");
+if (($rt.number(parts) > $rt.number(1))) {
+how = $rt.join($rt.str(tokens), " tokens of a microbatch / tp = ", $rt.str(tokens), " / ", $rt.str(parts), " = ", $rt.str(rows));
+}
+yield new $RuleViolation({ rule: $CHUNKS_DIVIDE_TOKENS, key: "experts.chunks", message: $rt.join($rt.str("experts.chunks"), " = ", $rt.str(count), ", but a rank sends ", $rt.str(how), " to experts (", $rt.str(rows), " % ", $rt.str(count), " = ", $rt.str($rt.mod(rows, count)), ")") });
+}
+}
+
+function* $mesh_fits_cluster(view) {
+let cluster, mesh;
+
+[mesh, cluster] = $rt.unpack([$mesh_of(view), ((view) => view.cluster)(view)], 2);
+if (($rt.number(mesh.world_size) > $rt.number(cluster.num_devices))) {
+yield new $RuleViolation({ rule: $FITS_CLUSTER, key: "mesh", message: $rt.join($rt.str($mesh_product_text(mesh)), " ranks, but ", $rt.str(cluster.name), " has ", $rt.str(cluster.num_devices), " devices") });
+}
+}
+
+function $settings_of_controls(controls, model, cluster) {
+let control, name, said, table, tables, value;
+
+tables = $rt.dict([["model", $rt.dict([["preset", $rt.item(model, "name")]])], ["cluster", $rt.dict([["preset", $rt.item(cluster, "name")]])]]);
+for ([table, name, control] of $rt.iter($SETTINGS_OF_CONTROLS)) {
+value = $rt.attribute(controls, control);
+if ($rt.eq(control, "precision")) {
+$rt.setitem(tables, table, $rt.dict($rt.iter($rt.items($rt.item($PRECISION_SETTINGS, value), )).map(([key, one]) => [key, one])));
+} else {
+if ($rt.truth($_is_said(controls, control, value))) {
+said = ($rt.eq(control, "operators") ? [...$rt.iter($rt.item($OPERATORS, value))] : value);
+$rt.setitem($rt.setdefault(tables, table, $rt.dict([])), name, said);
+}
+}
+}
+return tables;
+}
+
+function $_table_text(name, values) {
+let lines;
+lines = $rt.iter($rt.items(values, )).map(([key, value]) => $rt.join($rt.str(key), " = ", $rt.str($rt.toml(value)), "\n"));
+return $rt.join("[", $rt.str(name), "]\n", $rt.str($rt.joined("", lines)));
 }
 
 function $_axis(name, degree, stride, ranks, cluster) {
@@ -799,7 +1192,7 @@ replicas = $rt.mul(controls.dp_replicate, controls.dp_shard);
 again = ($rt.eq(controls.recompute, "full") ? $ceil_div(layers, controls.every) : 0);
 redone = $redone_operators(controls, shape);
 [coded, block] = $rt.unpack([!$rt.eq(controls.gather, "parameters"), ($rt.eq(controls.gather, "int8") ? 128 : 0)], 2);
-return new $LayoutNumbers({ tp: $rt.float(controls.tp), cp: $rt.float(controls.cp), pp: $rt.float(controls.pp), dp_shard: $rt.float(controls.dp_shard), dp_replicate: $rt.float(controls.dp_replicate), ep: $rt.float(controls.ep), expert_tp: $rt.float(controls.expert_tp), two_hop: $rt.float($rt.eq(controls.dispatch, "two-hop")), chunks: $rt.float(controls.chunks), sequence_parallel: $rt.float(controls.sequence_parallel), tp_overlap: $rt.float(!$rt.eq(controls.tp_overlap, "none")), ulysses: $rt.float($exchanging_ranks(kind, controls)), gathered: $rt.float($rt.item(kind, "gathers_keys")), microbatch: $rt.float(controls.microbatch), microbatches: $rt.float($rt.floordiv(controls.sequences, $rt.mul(controls.microbatch, replicas))), virtual: $rt.float(controls.virtual), schedule: $rt.float($rt.item($rt.item(tables, "schedules"), controls.schedule)), zero: $rt.float(controls.zero), reshard: $rt.float($rt.eq(controls.reshard, "always")), recompute: (again / layers), selective: $rt.float($rt.has(redone, "attention")), redone_norm: $rt.float($rt.has(redone, "norm")), redone_activation: $rt.float($rt.has(redone, "activation")), redone_mlp: $rt.float($rt.has(redone, "mlp")), offload: $rt.float(!$rt.eq(controls.optimizer_offload, "none")), parameter_offload: $rt.float(!$rt.eq(controls.parameter_offload, "none")), gathered_bytes: ($rt.truth(coded) ? $gathered_weight_bytes(precision, block) : 0.0), gathers_ends: $rt.float($rt.eq(controls.gather, "int8")), secondary: $rt.float(controls.secondary), summed_bytes: $summed_weight_bytes(controls.reduce, precision), servers: $rt.float(controls.servers), one_memory: $rt.float(!$rt.truth($rt.item(cluster, "gpus"))) });
+return new $LayoutNumbers({ tp: $rt.float(controls.tp), cp: $rt.float(controls.cp), pp: $rt.float(controls.pp), dp_shard: $rt.float(controls.dp_shard), dp_replicate: $rt.float(controls.dp_replicate), ep: $rt.float(controls.ep), expert_tp: $rt.float(controls.expert_tp), two_hop: $rt.float($rt.eq(controls.dispatch, "two-hop")), chunks: $rt.float(controls.chunks), sequence_parallel: $rt.float(controls.sequence_parallel), tp_overlap: $rt.float(!$rt.eq(controls.tp_overlap, "none")), ulysses: $rt.float($exchanging_ranks(kind, controls)), gathered: $rt.float($rt.item(kind, "gathers_keys")), microbatch: $rt.float(controls.microbatch), microbatches: $rt.float($rt.floordiv(controls.sequences, $rt.mul(controls.microbatch, replicas))), virtual: $rt.float(controls.virtual), schedule: $rt.float($rt.item($rt.item(tables, "schedules"), controls.schedule)), zero: $rt.float(controls.zero), reshard: $rt.float($rt.eq(controls.reshard, "always")), recompute: (again / layers), selective: $rt.float($rt.has(redone, "attention")), redone_norm: $rt.float($rt.has(redone, "norm")), redone_activation: $rt.float($rt.has(redone, "activation")), redone_mlp: $rt.float($rt.has(redone, "mlp")), offload: $rt.float(!$rt.eq(controls.optimizer_offload, "none")), parameter_offload: $rt.float(!$rt.eq(controls.parameter_offload, "none")), gathered_bytes: ($rt.truth(coded) ? $gathered_weight_bytes(precision, block) : 0.0), gathers_ends: $rt.float($rt.eq(controls.gather, "int8")), secondary: $rt.float(controls.secondary), summed_bytes: $summed_weight_bytes(controls.reduce, precision), servers: $rt.float(controls.servers) });
 }
 
 function $block_kind_seconds(work) {
@@ -923,21 +1316,6 @@ gather = $rt.add(gather, $rt.where(none, 0.0, gathered(ways.routed, ways.routed_
 return [reduce, gather];
 }
 
-function $replica_seconds(work, held) {
-let gradients, link, others, shared, weights;
-
-[others, link] = $rt.unpack([(work.layout.replicas - 1.0), $rt.item(work.machine.tiers, 0)], 2);
-weights = $rt.mul(others, $rt.add($rt.add(held.blocks, held.ends), held.routed));
-shared = ($rt.number(work.layout.one_memory) > $rt.number(0.0));
-function seconds(size, touched) {
-let over_link;
-over_link = (size / $rt.mul(link.bandwidth, link.efficiency));
-return $rt.where(shared, $memory_seconds(work.machine, $rt.mul(touched, size)), over_link);
-}
-gradients = $rt.mul(work.software.gradient_bytes, weights);
-return [seconds($rt.mul(work.element, weights), 2.0), seconds(gradients, 3.0)];
-}
-
 function $accumulation_seconds(work, held) {
 let weights;
 
@@ -1042,196 +1420,437 @@ key_dim = $rt.add(shape.latent.nope_dim, shape.latent.rope_dim);
 return ($rt.mul(shape.heads, $rt.add(key_dim, shape.latent.value_dim)) / 2);
 }
 
-function* $_cut(rule, degree, what, count) {
-if ($rt.truth($rt.mod(count, degree))) {
-yield new $Broken({ rule: rule, message: $rt.join("tp = ", $rt.str(degree), ", but the model has ", $rt.str(what), " = ", $rt.str(count), " (", $rt.str($rest_text(count, degree)), ")") });
-}
-}
+function* $_model_settings(model) {
+let name, number, part, value;
 
-function $cuts_groups(tables, controls) {
-let cp, kind;
-
-[cp, kind] = $rt.unpack([controls.cp, $rt.item($rt.item(tables, "context_kinds"), controls.context)], 2);
-return $rt.either($rt.either($rt.eq(cp, 1), () => !$rt.eq($rt.item(kind, "exchange"), "inner")), () => $rt.eq($rt.mod(cp, controls.ulysses), 0));
-}
-
-function $rest_text(number, by) {
-
-return $rt.join($rt.str(number), " % ", $rt.str(by), " = ", $rt.str($rt.mod(number, by)));
-}
-
-function* $without_effect(idle, why) {
-
-if ($rt.truth(idle)) {
-yield new $Broken({ rule: "no-effect", message: why });
-}
-}
-
-function* $_schedule(tables, controls, count) {
-let facts, least, multiple, name, pp, virtual;
-[pp, virtual, name] = $rt.unpack([controls.pp, controls.virtual, controls.schedule], 3);
-facts = $rt.item($rt.item(tables, "schedule_facts"), name);
-if (($rt.truth($rt.item(facts, "even_ranks")) && $rt.truth($rt.mod(pp, 2)))) {
-yield new $Broken({ rule: "schedule-even-ranks", message: $rt.join($rt.str(name), " pairs each rank with its mirror image, but pp = ", $rt.str(pp), " is odd") });
+for ([name, value] of $rt.iter($rt.items($rt.item(model, "shape"), ))) {
+if (!$rt.has(["latent", "experts"], name)) {
+yield [$rt.join("model.", $rt.str(name)), ((value === null) ? "none" : value)];
 } else {
-if ((($rt.number(virtual) >= $rt.number($rt.len($rt.item(facts, "virtual")))) || !$rt.truth($rt.item($rt.item(facts, "virtual"), virtual)))) {
-yield new $Broken({ rule: "schedule-stages-per-rank", message: $rt.join($rt.str(name), " places ", $rt.str($rt.item(facts, "places")), ", but there are ", $rt.str($rt.mul(pp, virtual)), " stages for ", $rt.str(pp), " ranks") });
+if ((value !== null)) {
+for ([part, number] of $rt.iter($rt.items(value, ))) {
+yield [$rt.join("model.", $rt.str(name), ".", $rt.str(part)), ((number === null) ? "none" : number)];
 }
 }
-multiple = $rt.item(facts, "multiple");
-least = $rt.largest(1, $rt.mul($rt.item(facts, "per_rank"), pp));
-if (($rt.number(count) < $rt.number(least))) {
-yield new $Broken({ rule: "schedule-needs-microbatches", message: $rt.join($rt.str(name), " needs at least ", $rt.str(least), " microbatches on ", $rt.str(pp), " ranks, but a step has ", $rt.str(count)) });
+}
+}
+}
+
+function $_cluster(record) {
+
+return new $Cluster({ name: $rt.item(record, "name"), device: new $Device({ name: $rt.item(record, "device"), memory_bytes: $rt.item(record, "memory_bytes"), memory_bandwidth: 0.0, peak_flops: $rt.item(record, "peaks") }), devices_per_node: $rt.item(record, "devices_per_node"), nodes: $rt.item(record, "nodes"), links: $rt.list($rt.iter($rt.item(record, "links")).map((link) => new $Link({ name: $rt.item(link, "name"), degree: $rt.item(link, "degree"), bandwidth: $rt.item(link, "bandwidth"), latency_s: $rt.item(link, "latency_s") }))), backend: ($rt.truth($rt.item(record, "gpus")) ? "nccl" : "gloo") });
+}
+
+function* $_tp_divides(view, rule, count, what, ...keys) {
+let tp;
+tp = view.integer("mesh.tp");
+if ($rt.truth($rt.mod(count, tp))) {
+yield new $RuleViolation({ rule: rule, message: $rt.join("mesh.tp = ", $rt.str(tp), ", but ", $rt.str(view.model_name), " has ", $rt.str(what), " ", $rt.str(count), " (", $rt.str(count), " % ", $rt.str(tp), " = ", $rt.str($rt.mod(count, tp)), ")"), key: "mesh.tp" });
+}
+}
+
+function $has_dense_layers(view) {
+
+return $rt.either(!$rt.truth($has_experts(view)), () => ($rt.number(view.integer("model.experts.first_dense_layers")) > $rt.number(0)));
+}
+
+function $shared_width(view) {
+
+if (!$rt.truth($has_experts(view))) {
+return 0;
+}
+return $rt.mul(view.integer("model.experts.shared_experts"), view.integer("model.experts.ffn"));
+}
+
+function $cuts_sequence(view) {
+
+return $rt.eq($rt.mod(view.integer("batch.sequence_length"), $pieces_of_sequence(view)), 0);
+}
+
+function $pieces_with_tensor_ranks(view) {
+let tp;
+
+tp = ($rt.truth(view.flag("mesh.sequence_parallel")) ? view.integer("mesh.tp") : 1);
+return $rt.lcm($pieces_of_sequence(view), $rt.mul(view.integer("mesh.cp"), tp));
+}
+
+function $fast_domain(cluster) {
+let inside, node;
+
+node = cluster.devices_per_node;
+inside = $joining_tier(cluster, node, 1);
+if (((inside === null) && ($rt.number($rt.len(cluster.links)) > $rt.number(1)))) {
+inside = $rt.item(cluster.links, 0);
+}
+return ((inside === null) ? node : $rt.largest(node, inside.degree));
+}
+
+function $domain_text(cluster) {
+let domain, name;
+
+domain = $fast_domain(cluster);
+if ($rt.eq(domain, cluster.devices_per_node)) {
+return $rt.join("nodes of ", $rt.str(domain));
+}
+name = $rt.joined(" ", $rt.slice($rt.first($rt.iter(cluster.links).filter((link) => $rt.eq(link.degree, domain)).map((link) => link)).name.split(), 0, 2));
+return $rt.join($rt.str(name), " domains of ", $rt.str(domain));
+}
+
+function $_more_positions(view, more) {
+let values;
+
+if ($rt.eq(view.word("model.positions"), "learned")) {
+values = $rt.mul(more, view.integer("model.hidden"));
+return $rt.join("with more, the table of learned positions grows by ", $rt.grouped(more), " untrained rows, ", $rt.str($short_count(values)), " parameters");
+}
+return "more rotary positions change no weight; weights that were trained on fewer know only those, and model.rope_scaling stretches them";
+}
+
+function $data_ranks(view) {
+
+return $rt.mul(view.integer("mesh.dp_replicate"), view.integer("mesh.dp_shard"));
+}
+
+function* $setting_without_effect(view, key, because, allowed = [], ...ways) {
+let value;
+
+value = $rt.value(view.entry(key));
+if (!$rt.has([view.default(key), ...$rt.iter(allowed)], value)) {
+yield new $RuleViolation({ rule: $NO_EFFECT, key: key, message: $rt.join($rt.str(key), " = ", $rt.str($rt.toml(value)), " changes nothing: ", $rt.str(because)) });
+}
+}
+
+function* $overlap_without_effect(view) {
+let change, split, tp, why;
+
+[tp, split] = $rt.unpack([view.integer("mesh.tp"), view.flag("mesh.sequence_parallel")], 2);
+if ($rt.eq(tp, 1)) {
+why = "it is about messages between tensor ranks, and mesh.tp = 1";
+change = $rt.dict([["mesh.tp", 2], ["mesh.sequence_parallel", true]]);
+yield* $rt.iter($setting_without_effect(view, "mesh.tp_overlap", why, undefined, change));
 } else {
-if ($rt.truth($rt.mod(count, multiple))) {
-yield new $Broken({ rule: "schedule-even-microbatches", message: $rt.join($rt.str(name), " lets half of the microbatches enter at each end, but a step has ", $rt.str(count), " (", $rt.str($rest_text(count, multiple)), ")") });
+if (!$rt.truth(split)) {
+why = "rows are gathered before a product, and sums of rows scattered after it, with ";
+why = $rt.add(why, "mesh.sequence_parallel only");
+change = $rt.dict([["mesh.sequence_parallel", true]]);
+yield* $rt.iter($setting_without_effect(view, "mesh.tp_overlap", why, undefined, change));
 }
 }
 }
 
-function $over_nodes(controls, shape, node) {
-let cut, ep, fold, replicas, shared, starts, tp;
+function $gradient_ranks(view) {
 
-[tp, ep, fold] = $rt.unpack([controls.tp, controls.ep, $rt.mul(controls.dp_shard, controls.cp)], 3);
-replicas = $rt.mul(controls.pp, controls.dp_replicate);
-starts = $starts_of_groups(replicas, $rt.mul(fold, tp), tp, node);
-if (($rt.number($ranks_per_node(starts, tp, fold, node)) > $rt.number(1))) {
-return true;
+return $rt.prod($rt.iter(["dp_replicate", "dp_shard", "cp"]).map((axis) => view.integer($rt.join("mesh.", $rt.str($rt.value(axis))))));
 }
-if ((shape.experts === null)) {
+
+function $has_experts(view) {
+
+return view.has_table("model.experts");
+}
+
+function $ranks_with_the_same_experts(view) {
+let ep, ranks;
+
+[ranks, ep] = $rt.unpack([$fold_degree(view), view.integer("mesh.ep")], 2);
+if ($rt.truth($rt.mod(ranks, ep))) {
+throw new $Unavailable();
+}
+return $rt.floordiv(ranks, ep);
+}
+
+function $mesh_of(view) {
+let degrees, islands;
+
+degrees = $rt.dict($rt.iter($MESH_AXES).map((axis) => [$rt.value(axis), view.integer($rt.join("mesh.", $rt.str($rt.value(axis))))]));
+islands = $rt.both(($rt.number($rt.item(degrees, "dp_replicate")) > $rt.number(1)), () => ($rt.number(view.integer("local_sgd.every")) > $rt.number(0)));
+return new $Mesh({ ...$rt.members(degrees), ep: view.integer("mesh.ep"), replicas_outermost: islands, servers: view.integer("servers.count") });
+}
+
+function $num_stages(view) {
+
+return $rt.mul(view.integer("mesh.pp"), $stages_per_rank(view));
+}
+
+function $num_microbatches(view) {
+let count, dp, rest, size;
+
+[size, dp] = $rt.unpack([view.integer("batch.microbatch_sequences"), $data_ranks(view)], 2);
+[count, rest] = $rt.unpack($rt.divmod(view.integer("batch.global_sequences"), $rt.mul(size, dp)), 2);
+if ($rt.truth(rest)) {
+throw new $Unavailable();
+}
+return count;
+}
+
+function $stages_per_rank(view) {
+let fitting, name, pp;
+
+[name, pp] = $rt.unpack([view.word("pipeline.schedule"), view.integer("mesh.pp")], 2);
+if (($rt.eq(name, "file") && !$rt.truth(view.is_resolved))) {
+return $rt.unknown(view);
+}
+if (($rt.has($SCHEDULES, name) && $rt.truth(view.is_default("pipeline.virtual_stages")) && !$rt.has(view.entries, "pipeline.virtual_stages"))) {
+fitting = $rt.unknown(name, pp);
+if ($rt.eq($rt.len(fitting), 1)) {
+return $rt.item(fitting, 0);
+}
+}
+return view.integer("pipeline.virtual_stages");
+}
+
+function $shard_ranks(view) {
+
+return $rt.prod($rt.iter(["dp_shard", "cp"]).map((axis) => view.integer($rt.join("mesh.", $rt.str($rt.value(axis))))));
+}
+
+function $cuts_by_shard(view) {
+let inner;
+
+if (!$rt.truth($has_experts(view))) {
 return false;
 }
-cut = (($rt.number(controls.expert_tp) > $rt.number(1)) ? tp : 1);
-shared = $rt.floordiv($rt.mul(fold, tp), cut);
-if ((!$rt.has([1, tp], controls.expert_tp) || $rt.truth($rt.mod(shared, ep)))) {
+inner = $rt.iter($expert_fold(view)).filter((axis) => (axis !== "dp_shard")).map((axis) => axis);
+return $rt.either(($rt.number($rt.item($expert_stage(view), 0)) > $rt.number(0)), () => !$rt.eq($rt.mod($mesh_of(view).degree(...$rt.iter(inner)), view.integer("mesh.ep")), 0));
+}
+
+function $_stages_2(view) {
+let stage;
+
+stage = view.integer("zero.stage");
+return ($rt.truth($has_experts(view)) ? $rt.set([stage, $rt.item($expert_stage(view), 0)]) : $rt.set([stage]));
+}
+
+function $expert_stage(view) {
+let entry;
+
+entry = view.entry("experts.zero_stage");
+if ($rt.eq($rt.value(entry), "auto")) {
+return [view.integer("zero.stage"), "derived: zero.stage"];
+}
+return [$rt.value(entry), entry.source];
+}
+
+function $_not_over_nodes(view, least) {
+let count, each, even, found, groups, mesh, node, nodes, what, where;
+
+[mesh, node] = $rt.unpack([$mesh_of(view), ((view) => view.cluster)(view).devices_per_node], 2);
+found = [];
+if (($rt.number(view.integer("zero.stage")) >= $rt.number(least))) {
+$rt.append(found, ["parameters", $shard_groups(mesh)]);
+}
+if (($rt.truth($has_experts(view)) && ($rt.number($rt.item($expert_stage(view), 0)) >= $rt.number(least)))) {
+$ranks_with_the_same_experts(view);
+$rt.append(found, ["experts", $expert_shard_groups(mesh, $expert_tp(view))]);
+}
+if ((!$rt.truth(found) || $rt.truth($rt.any($rt.iter(found).map(([_, groups]) => ($rt.number(groups.per_node(node)) > $rt.number(1))))))) {
+return "";
+}
+[what, groups] = $rt.unpack($rt.item(found, 0), 2);
+[count, nodes, even] = $rt.unpack([groups.count, groups.num_nodes(node), groups.even_on_nodes(0, node)], 3);
+each = ($rt.truth(even) ? $rt.join($rt.str(count), " / ", $rt.str(nodes), " = ", $rt.str(even), " on each") : "not as many on each");
+where = $rt.join($rt.str(nodes), " node", $rt.str($rt.mul("s", ($rt.number(nodes) > $rt.number(1)))), " of ", $rt.str(node), " devices, ", $rt.str(each));
+return $rt.join("the ", $rt.str(count), " ranks that share out ", $rt.str(what), " are on ", $rt.str(where));
+}
+
+function $cuts_groups(view) {
+let cp, degree, kind, kind_record, unread;
+
+[cp, kind, degree] = $rt.unpack([view.integer("mesh.cp"), view.word("context.kind"), $rt.value(view.entry("context.ulysses_degree"))], 3);
+kind_record = $rt.item($CONTEXT_KINDS, kind);
+unread = $rt.both(!$rt.truth(view.is_resolved), () => $rt.either($rt.eq(cp, 1), () => $rt.eq(kind_record.exchange, "none")));
+if (($rt.truth(unread) || !$rt.truth($rt.is_int(degree)))) {
 return true;
 }
-starts = $starts_of_groups(replicas, $rt.mul(fold, tp), $rt.mul(cut, ep), node);
-return ($rt.number($ranks_per_node(starts, $rt.mul(cut, ep), $rt.floordiv(shared, ep), node)) > $rt.number(1));
+return $rt.both($rt.eq(degree, kind_record.exchange_degree(cp, degree)), () => $rt.eq($rt.mod(cp, degree), 0));
 }
 
-function $_where(controls, node) {
-let ranks;
-ranks = $rt.mul(controls.dp_shard, controls.cp);
-return $rt.join("the ", $rt.str(ranks), " ranks that share out are not several on each of several nodes of ", $rt.str(node));
+function $cuts_heads(view) {
+
+return $rt.eq($rt.mod($query_heads(view), $rt.item($ulysses_degree(view), 0)), 0);
 }
 
-function $exchanging_ranks(kind, controls) {
+function $query_heads(view) {
+let heads, tp;
 
-if (($rt.eq(controls.cp, 1) || $rt.eq($rt.item(kind, "exchange"), "none"))) {
-return 1;
+[heads, tp] = $rt.unpack([view.integer("model.heads"), view.integer("mesh.tp")], 2);
+if ($rt.truth($rt.mod(heads, tp))) {
+throw new $Unavailable();
 }
-return ($rt.eq($rt.item(kind, "exchange"), "all") ? controls.cp : controls.ulysses);
+return $rt.floordiv(heads, tp);
 }
 
-function $_lost(operator, operators, shape) {
+function $ulysses_degree(view) {
+let cp, degree, exchange, kind;
 
-if (($rt.eq(operator, "attention") && (shape.latent !== null))) {
-return "latent attention does not run again by itself";
+[kind, cp] = $rt.unpack([view.word("context.kind"), view.integer("mesh.cp")], 2);
+if ($rt.eq(cp, 1)) {
+return [1, "derived: a sequence is not cut, mesh.cp = 1"];
 }
-if (($rt.has(["activation", "mlp"], operator) && !$rt.truth(shape.has_dense_blocks))) {
-return "no block has an MLP that every token meets alone";
+exchange = $rt.item($CONTEXT_KINDS, kind).exchange;
+if ($rt.eq(exchange, "all")) {
+return [cp, $rt.join("derived: ", $rt.str(kind), " exchanges heads among all of mesh.cp")];
 }
-if (($rt.eq(operator, "activation") && $rt.has(operators, "mlp"))) {
-return "it is a part of mlp";
+if ($rt.eq(exchange, "none")) {
+return [1, $rt.join("derived: ", $rt.str(kind), " exchanges no heads")];
+}
+degree = $rt.value(view.entry("context.ulysses_degree"));
+if (!$rt.truth($rt.is_int(degree))) {
+return $rt.unknown(view, cp);
+}
+if ($rt.truth($rt.mod(cp, degree))) {
+throw new $Unavailable();
+}
+return [degree, view.entry("context.ulysses_degree").source];
+}
+
+function $_kinds_with_degree(trial) {
+let kinds;
+kinds = $kinds_with_degree();
+return trial.first($setting_changes("context.kind", kinds), $rt.len(kinds));
+}
+
+function* $_widths(view) {
+let head_dim, heads, name, nope, rope, shared, value;
+
+[heads, head_dim] = $rt.unpack([view.integer("model.heads"), view.integer("model.head_dim")], 2);
+yield ["hidden", view.integer("model.hidden"), ""];
+if ($rt.truth(view.has_table("model.latent"))) {
+[nope, rope, value] = $rt.unpack($rt.iter(["nope", "rope", "value"]).map((name) => view.integer($rt.join("model.latent.", $rt.str(name), "_dim"))), 3);
+for (name of $rt.iter(["query_rank", "kv_rank"])) {
+if (!$rt.eq(view.value($rt.join("model.latent.", $rt.str(name))), "none")) {
+yield [$rt.join("latent.", $rt.str(name)), view.integer($rt.join("model.latent.", $rt.str(name))), ""];
+}
+}
+yield ["heads x (nope_dim + rope_dim)", $rt.mul(heads, $rt.add(nope, rope)), "mesh.tp"];
+yield ["heads x (nope_dim + value_dim)", $rt.mul(heads, $rt.add(nope, value)), "mesh.tp"];
+yield ["heads x value_dim", $rt.mul(heads, value), "mesh.tp"];
+} else {
+yield ["heads x head_dim", $rt.mul(heads, head_dim), "mesh.tp"];
+yield ["kv_heads x head_dim", $rt.mul(view.integer("model.kv_heads"), head_dim), "mesh.tp"];
+}
+if ($rt.truth($has_dense_layers(view))) {
+yield ["ffn", view.integer("model.ffn"), "mesh.tp"];
+}
+if ($rt.truth((shared = $shared_width(view)))) {
+yield ["shared_experts x experts.ffn", shared, "mesh.tp"];
+}
+if ($rt.truth($has_experts(view))) {
+yield ["experts.ffn", view.integer("model.experts.ffn"), "experts.expert_tp"];
+}
+}
+
+function $_is_int8(view) {
+return $rt.eq(view.word("zero.gather"), "int8");
+}
+
+function* $_row_widths(view) {
+let head_dim, heads, name, shared, width;
+
+[heads, head_dim] = $rt.unpack([view.integer("model.heads"), view.integer("model.head_dim")], 2);
+yield ["hidden numbers", view.integer("model.hidden"), ""];
+if ($rt.truth(view.has_table("model.latent"))) {
+for (name of $rt.iter(["query_rank", "kv_rank"])) {
+if (!$rt.eq(view.value($rt.join("model.latent.", $rt.str(name))), "none")) {
+yield [$rt.join("latent.", $rt.str(name), " numbers"), view.integer($rt.join("model.latent.", $rt.str(name))), ""];
+}
+}
+width = $rt.mul(heads, view.integer("model.latent.value_dim"));
+yield ["heads x value_dim numbers", width, "mesh.tp"];
+} else {
+yield ["heads x head_dim numbers", $rt.mul(heads, head_dim), "mesh.tp"];
+}
+if ($rt.truth($has_dense_layers(view))) {
+yield ["ffn numbers", view.integer("model.ffn"), "mesh.tp"];
+}
+if ($rt.truth((shared = $shared_width(view)))) {
+yield ["shared_experts x experts.ffn numbers", shared, "mesh.tp"];
+}
+if ($rt.truth($has_experts(view))) {
+yield ["experts.ffn numbers", view.integer("model.experts.ffn"), "experts.expert_tp"];
+}
+}
+
+function $require_experts(view) {
+
+if (!$rt.truth($has_experts(view))) {
+throw new $Unavailable();
+}
+}
+
+function $fold_degree(view) {
+
+return $mesh_of(view).degree(...$rt.iter($expert_fold(view)));
+}
+
+function $expert_fold(view) {
+
+return $mesh_of(view).expert_fold(view.integer("experts.expert_tp"));
+}
+
+function $expert_tp(view) {
+let degree;
+
+degree = view.integer("experts.expert_tp");
+if (!$rt.has([1, view.integer("mesh.tp")], degree)) {
+throw new $Unavailable();
+}
+return degree;
+}
+
+function $tokens_of_microbatch(view) {
+let cp, length;
+
+[length, cp] = $rt.unpack([view.integer("batch.sequence_length"), view.integer("mesh.cp")], 2);
+if ($rt.truth($rt.mod(length, cp))) {
+throw new $Unavailable();
+}
+return $rt.mul(view.integer("batch.microbatch_sequences"), $rt.floordiv(length, cp));
+}
+
+function $two_hop_obstacle(mesh, pieces, node) {
+let counts, even, fold, groups, last, order, ranks, start;
+
+if ($rt.eq(mesh.ep, 1)) {
+return $rt.join($rt.str("mesh.ep"), " = 1 sends nothing");
+}
+groups = $expert_groups(mesh, pieces);
+fold = $rt.mul(mesh.degree(...$rt.iter(mesh.expert_fold(pieces))), groups.stride);
+order = $rt.sorted(groups.starts(node), ((start) => ([$rt.floordiv(start, fold), $rt.mod(start, groups.stride)])), false);
+for (start of $rt.iter(order)) {
+last = $rt.add(start, $rt.mul(groups.stride, (mesh.ep - 1)));
+ranks = $rt.join("the ", $rt.str(mesh.ep), " ranks from ", $rt.str(start), " to ", $rt.str(last), " that share out experts");
+even = groups.even_on_nodes(start, node);
+if ($rt.eq(even, mesh.ep)) {
+return $rt.join($rt.str(ranks), " are on one node of ", $rt.str(node), " devices");
+}
+if ($rt.eq(even, 0)) {
+counts = $rt.joined(" + ", $rt.iter(groups.counts_on_nodes(start, node)).map((one_of_them) => $rt.str(one_of_them)));
+return $rt.join($rt.str(ranks), " are spread unevenly over nodes of ", $rt.str(node), " devices: ", $rt.str(counts));
+}
+if ($rt.eq(even, 1)) {
+return $rt.join("of ", $rt.str(ranks), " each is on a node of its own: there is no second hop");
+}
 }
 return "";
 }
 
-function $_cut_width(controls, widths, block) {
-let axis, degree, degrees, over, what, width;
+function $mesh_product_text(mesh) {
+let degrees, servers;
 
-degrees = $rt.dict([["", 1], ["tp", controls.tp], ["expert_tp", controls.expert_tp]]);
-for ([what, width, axis] of $rt.iter(widths)) {
-degree = $rt.item(degrees, axis);
-if ($rt.truth($rt.mod(width, $rt.mul(degree, block)))) {
-over = ($rt.truth(axis) ? $rt.join(" / ", $rt.str(axis), " = ", $rt.str(width), " / ", $rt.str(degree)) : $rt.join(" = ", $rt.str(width)));
-return $rt.join($rt.str(what), $rt.str(over), " is no multiple of ", $rt.str(block));
-}
-}
-return "";
+degrees = $rt.joined(" x ", $rt.iter($MESH_AXES).map((axis) => $rt.join($rt.str($rt.value(axis)), " ", $rt.str(mesh.degree(axis)))));
+servers = $rt.mul($rt.join(" + ", $rt.str(mesh.servers), " servers"), ($rt.number(mesh.servers) > $rt.number(0)));
+return $rt.join("the mesh is ", $rt.str(degrees), $rt.str(servers), " = ", $rt.str(mesh.world_size));
 }
 
-function $_multiplied_widths(shape) {
-let found, heads, latent, nope, rope, value;
+function $_is_said(controls, control, value) {
 
-[heads, latent] = $rt.unpack([shape.heads, shape.latent], 2);
-found = [["hidden", shape.hidden, ""]];
-if ((latent === null)) {
-$rt.append(found, ["heads x head_dim", $rt.mul(heads, shape.head_dim), "tp"]);
-$rt.append(found, ["kv_heads x head_dim", $rt.mul(shape.kv_heads, shape.head_dim), "tp"]);
-} else {
-[nope, rope, value] = $rt.unpack([latent.nope_dim, latent.rope_dim, latent.value_dim], 3);
-if ((latent.query_rank !== null)) {
-$rt.append(found, ["latent.query_rank", latent.query_rank, ""]);
+if (($rt.has(["ep", "virtual"], control) || !$rt.has($PLAIN, control) || !$rt.eq(value, $rt.item($PLAIN, control)))) {
+return true;
 }
-$rt.append(found, ["latent.kv_rank", latent.kv_rank, ""]);
-$rt.append(found, ["heads x (nope_dim + rope_dim)", $rt.mul(heads, $rt.add(nope, rope)), "tp"]);
-$rt.append(found, ["heads x (nope_dim + value_dim)", $rt.mul(heads, $rt.add(nope, value)), "tp"]);
-$rt.append(found, ["heads x value_dim", $rt.mul(heads, value), "tp"]);
+if ($rt.eq(control, "reshard")) {
+return $rt.eq(controls.zero, 3);
 }
-return [...$rt.iter(found), ...$rt.iter($_mlp_widths(shape))];
-}
-
-function $_row_widths(shape) {
-let found, latent;
-
-latent = shape.latent;
-found = [["hidden", shape.hidden, ""]];
-if ((latent === null)) {
-$rt.append(found, ["heads x head_dim", $rt.mul(shape.heads, shape.head_dim), "tp"]);
-} else {
-if ((latent.query_rank !== null)) {
-$rt.append(found, ["latent.query_rank", latent.query_rank, ""]);
-}
-$rt.append(found, ["latent.kv_rank", latent.kv_rank, ""]);
-$rt.append(found, ["heads x value_dim", $rt.mul(shape.heads, latent.value_dim), "tp"]);
-}
-return [...$rt.iter(found), ...$rt.iter($_mlp_widths(shape))];
-}
-
-function* $_shared_out(controls, experts) {
-let count, ep, names, pieces, ranks, tokens, tp;
-[ep, tp, pieces] = $rt.unpack([controls.ep, controls.tp, controls.expert_tp], 3);
-[count, ranks] = $rt.unpack([experts.num_experts, $_fold(controls)], 2);
-if ($rt.truth($rt.mod(count, ep))) {
-yield new $Broken({ rule: "ep-divides-experts", message: $rt.join("ep = ", $rt.str(ep), ", but the model has ", $rt.str(count), " experts (", $rt.str($rest_text(count, ep)), ")") });
-}
-if ($rt.truth($rt.mod(ranks, ep))) {
-names = ($rt.eq(pieces, 1) ? "dp_shard x cp x tp" : "dp_shard x cp");
-yield new $Broken({ rule: "ep-divides-ranks", message: $rt.join("ep = ", $rt.str(ep), " does not divide ", $rt.str(names), " = ", $rt.str(ranks), ", the ranks that share out experts (", $rt.str($rest_text(ranks, ep)), ")") });
-}
-if (!$rt.has([1, tp], pieces)) {
-yield new $Broken({ rule: "expert-tp-is-one-or-tp", message: $rt.join("experts in ", $rt.str(pieces), " pieces, but tp = ", $rt.str(tp), ": an expert is whole, or each tensor rank has a piece of it") });
-} else {
-if ($rt.truth($rt.mod(experts.ffn, pieces))) {
-yield new $Broken({ rule: "expert-tp-divides-ffn", message: $rt.join("experts in ", $rt.str(pieces), " pieces, but they have ffn = ", $rt.str(experts.ffn), " (", $rt.str($rest_text(experts.ffn, pieces)), ")") });
-}
-}
-tokens = $rt.mul(controls.microbatch, $rt.floordiv(controls.length, controls.cp));
-if (($rt.truth($rt.mod(tokens, tp)) && !$rt.truth(controls.sequence_parallel))) {
-yield new $Broken({ rule: "tp-divides-tokens", message: $rt.join("tp = ", $rt.str(tp), ", but a microbatch has ", $rt.str(tokens), " tokens on a rank (", $rt.str($rest_text(tokens, tp)), ")") });
-}
-}
-
-function* $_rows(controls, cluster) {
-let chunks, ep, node, parts, tokens, tp;
-[ep, tp, chunks] = $rt.unpack([controls.ep, controls.tp, controls.chunks], 3);
-if ((!$rt.eq(controls.dispatch, "flat") && $rt.eq($rt.mod($_fold(controls), ep), 0))) {
-node = $rt.item(cluster, "devices_per_node");
-if (!$rt.truth($_hops_twice(controls, node))) {
-yield new $Broken({ rule: "two-hop-needs-nodes", message: $rt.join("rows in two hops, but the ", $rt.str(ep), " ranks that share out experts are not several, and as many, on each of several nodes of ", $rt.str(node)) });
-}
-}
-if ($rt.eq(ep, 1)) {
-yield* $rt.iter($without_effect(($rt.number(chunks) > $rt.number(1)), $rt.join($rt.str(chunks), " chunks, but rows do not travel: ep = 1")));
-return undefined;
-}
-tokens = $rt.mul(controls.microbatch, $rt.floordiv(controls.length, controls.cp));
-parts = ($rt.eq(controls.expert_tp, 1) ? tp : 1);
-if (($rt.eq($rt.mod(tokens, parts), 0) && $rt.truth($rt.mod($rt.floordiv(tokens, parts), chunks)))) {
-yield new $Broken({ rule: "chunks-divide-tokens", message: $rt.join($rt.str(chunks), " chunks, but a rank sends ", $rt.str($rt.floordiv(tokens, parts)), " tokens of a microbatch to experts (", $rt.str($rest_text($rt.floordiv(tokens, parts), chunks)), ")") });
-}
+return $rt.both($rt.eq(control, "ulysses"), () => $rt.has(["ulysses-ring"], controls.context));
 }
 
 function $num_across(degree, stride, ranks, block) {
@@ -1547,6 +2166,14 @@ if (!$rt.eq(controls.recompute, "selective")) {
 return [];
 }
 return ($rt.truth(shape.has_dense_blocks) ? ["norm", "activation"] : ["norm"]);
+}
+
+function $exchanging_ranks(kind, controls) {
+
+if (($rt.eq(controls.cp, 1) || $rt.eq($rt.item(kind, "exchange"), "none"))) {
+return 1;
+}
+return ($rt.eq($rt.item(kind, "exchange"), "all") ? controls.cp : controls.ulysses);
 }
 
 function $gathered_weight_bytes(precision, int8_block) {
@@ -1941,61 +2568,65 @@ $rt.setitem(terms, "nccl", $rt.add(ends.nccl, (0.0 * used)));
 return terms;
 }
 
-function $starts_of_groups(blocks, block, width, node) {
-let few;
+function $pieces_of_sequence(view) {
+let cp, ring;
 
-few = $rt.least(blocks, $rt.floordiv(node, $rt.gcd(block, node)));
-return $rt.iter($rt.range(few)).flatMap((number) => $rt.iter($rt.range($rt.least(width, node))).map((place) => $rt.add($rt.mul(number, block), place)));
-}
-
-function $ranks_per_node(starts, stride, count, node) {
-let found, held, start;
-
-found = 0;
-for (start of $rt.iter(starts)) {
-held = $even_on_nodes(start, stride, count, node);
-if ((($rt.number(held) <= $rt.number(1)) || $rt.eq(held, count) || (($rt.number(found) > $rt.number(0)) && !$rt.eq(held, found)))) {
-return 1;
-}
-found = held;
-}
-return found;
+[cp, ring] = $rt.unpack([view.integer("mesh.cp"), $ring_degree(view)], 2);
+return $rt.lcm(cp, $rt.item($CONTEXT_KINDS, view.word("context.kind")).chunks(ring));
 }
 
-function $_mlp_widths(shape) {
-let experts, found, width;
-experts = shape.experts;
-found = [];
-if ($rt.truth(shape.has_dense_blocks)) {
-$rt.append(found, ["ffn", shape.ffn, "tp"]);
+function $joining_tier(cluster, degree, stride) {
+let link, span;
+
+if ($rt.eq(degree, 1)) {
+return null;
 }
-if ((experts !== null)) {
-if ($rt.truth(experts.shared_experts)) {
-width = $rt.mul(experts.shared_experts, experts.ffn);
-$rt.append(found, ["shared_experts x experts.ffn", width, "tp"]);
+span = $rt.mul(degree, stride);
+for (link of $rt.iter(cluster.links)) {
+if (($rt.eq($rt.mod(link.degree, span), 0) || ($rt.number(link.degree) >= $rt.number(cluster.num_devices)))) {
+return link;
 }
-$rt.append(found, ["experts.ffn", experts.ffn, "expert_tp"]);
 }
-return found;
+throw new Error($rt.join($rt.str(degree), " ranks ", $rt.str(stride), " apart are more than ", $rt.str(cluster.num_devices), " devices"));
 }
 
-function $_fold(controls) {
+function $short_count(count) {
+let unit, value;
 
-return $rt.mul($rt.mul(controls.dp_shard, controls.cp), ($rt.eq(controls.expert_tp, 1) ? controls.tp : 1));
+[value, unit] = $rt.unpack($_scale(count, 1000, ["", "k", "M", "B", "T"]), 2);
+return ($rt.truth(unit) ? $rt.join($rt.fixed(value, 2, false), $rt.str(unit)) : $rt.join($rt.fixed(value, 0, false)));
 }
 
-function $_hops_twice(controls, node) {
-let ep, groups, held, start, stride;
+function $shard_groups(mesh) {
+let count;
 
-[ep, stride] = $rt.unpack([controls.ep, ($rt.eq(controls.expert_tp, 1) ? 1 : controls.tp)], 2);
-groups = $rt.floordiv(controls.workers, $rt.mul(ep, stride));
-for (start of $rt.iter($starts_of_groups(groups, $rt.mul(ep, stride), stride, node))) {
-held = $even_on_nodes(start, stride, ep, node);
-if ((($rt.number(held) <= $rt.number(1)) || $rt.eq(held, ep))) {
-return false;
+count = mesh.degree(...$rt.iter(["dp_shard", "cp"]));
+return new $StridedGroups({ blocks: $rt.floordiv(mesh.num_workers, $rt.mul(count, mesh.tp)), stride: mesh.tp, count: count });
 }
+
+function $expert_shard_groups(mesh, pieces) {
+let fold, stride;
+
+fold = $rt.mul(mesh.degree(...$rt.iter(["dp_shard", "cp"])), mesh.tp);
+stride = $rt.mul(mesh.ep, ($rt.eq(pieces, 1) ? 1 : mesh.tp));
+return new $StridedGroups({ blocks: $rt.floordiv(mesh.num_workers, fold), stride: stride, count: $rt.floordiv(fold, stride) });
 }
-return true;
+
+function $kinds_with_degree() {
+
+return $rt.iter($rt.items($CONTEXT_KINDS, )).filter(([name, record]) => $rt.eq(record.exchange, "inner")).map(([name, record]) => name);
+}
+
+function $setting_changes(key, values) {
+
+return $rt.iter(values).map((value) => $rt.dict([[key, value]]));
+}
+
+function $expert_groups(mesh, pieces) {
+let stride;
+
+stride = ($rt.eq(pieces, 1) ? 1 : mesh.tp);
+return new $StridedGroups({ blocks: $rt.floordiv(mesh.num_workers, $rt.mul(mesh.ep, stride)), stride: stride, count: mesh.ep });
 }
 
 function $_across(span, stride, last, ranks, block) {
@@ -2487,15 +3118,15 @@ return $gather_seconds(way, num_bytes, work.layout.sums, direct);
 }
 
 function $group_link_numbers(machine, degree, stride) {
-let beyond, bus, crosses, far, first, half, keys_per_query, latency, local, near, near_latency, tier, within;
+let beyond, bus, crosses, far, first, half, latency, local, near, near_latency, span, tier, within;
 
-keys_per_query = $rt.mul(degree, stride);
+span = $rt.mul(degree, stride);
 first = $rt.item(machine.tiers, 0);
 [near, near_latency] = $rt.unpack([$rt.mul(first.bandwidth, first.efficiency), first.latency_s], 2);
 [far, latency, half, local] = $rt.unpack([near, near_latency, first.half_bytes, degree], 4);
 within = first.degree;
 for (tier of $rt.iter($rt.slice(machine.tiers, 1, undefined))) {
-beyond = ($rt.number(keys_per_query) > $rt.number(within));
+beyond = ($rt.number(span) > $rt.number(within));
 local = $rt.where($rt.and(beyond, ($rt.number(within) >= $rt.number(machine.node))), $rt.min(degree, $rt.max(1.0, (machine.node / stride))), local);
 far = $rt.where(beyond, $rt.mul(tier.bandwidth, tier.efficiency), far);
 latency = $rt.where(beyond, tier.latency_s, latency);
@@ -2670,23 +3301,19 @@ update = $rt.add($rt.mul(here, held.sliced(layout, 1.0)), (whole - gradients));
 return $rt.dict([...terms, ["gradients", gradients], ["update", $rt.max(0.0, (update - passing))]]);
 }
 
-function $even_on_nodes(start, stride, count, node) {
-let at, even, here, last, period, place, seen;
+function $ring_degree(view) {
 
-period = $rt.floordiv(node, $rt.gcd(stride, node));
-seen = (($rt.number(count) <= $rt.number($rt.mul(3, period))) ? count : $rt.add($rt.mul(2, period), $rt.mod(count, period)));
-[even, here, last] = $rt.unpack([0, 0, $rt.floordiv(start, node)], 3);
-for (place of $rt.iter($rt.range(seen))) {
-at = $rt.floordiv($rt.add(start, $rt.mul(stride, place)), node);
-if (!$rt.eq(at, last)) {
-if ((($rt.number(even) > $rt.number(0)) && !$rt.eq(here, even))) {
-return 0;
+return $rt.floordiv(view.integer("mesh.cp"), $rt.item($ulysses_degree(view), 0));
 }
-[even, here, last] = $rt.unpack([here, 0, at], 3);
+
+function $_scale(count, step, units) {
+let power;
+power = 0;
+while ((($rt.number($rt.round(Math.abs(count), 2)) >= $rt.number(step)) && ($rt.number(power) < $rt.number(($rt.len(units) - 1))))) {
+count = (count / step);
+power = $rt.add(power, 1);
 }
-here = $rt.add(here, 1);
-}
-return ($rt.has([0, here], even) ? here : 0);
+return [count, $rt.item(units, power)];
 }
 
 function $_saved(work, x, mixture) {
@@ -3408,6 +4035,13 @@ get mfu() {
 const self = this;
 
 return (self.model_flops / $rt.mul($rt.mul(self.step_s, self.ranks), self.peak_flops));
+}
+}
+
+class $BrokenControls {
+constructor(of) {
+this.rule = $rt.required(of.rule, 'rule');
+this.message = $rt.required(of.message, 'message');
 }
 }
 
@@ -5154,10 +5788,153 @@ return $rt.sum($rt.values(self.terms, ), 0.0);
 }
 }
 
-class $Broken {
+class $Unavailable {
+
+}
+
+class $Entry {
+constructor(of) {
+this.value = $rt.required(of.value, 'value');
+}
+}
+
+class $View {
+constructor(of) {
+this.entries = $rt.required(of.entries, 'entries');
+this.wrong = $rt.given(of.wrong, []);
+this.settings = $rt.given(of.settings, $settings);
+this.cluster = $rt.given(of.cluster, null);
+this.is_resolved = $rt.given(of.is_resolved, false);
+}
+entry(key) {
+const self = this;
+
+if ($rt.has(self.wrong, key)) {
+throw new $Unavailable();
+}
+if ($rt.has(self.entries, key)) {
+return $rt.item(self.entries, key);
+}
+if (($rt.item(self.settings, key).default === null)) {
+throw new $Unavailable();
+}
+return new $Entry({ value: $rt.item(self.settings, key).default });
+}
+has(key) {
+const self = this;
+
+return $rt.both(!$rt.has(self.wrong, key), () => $rt.either($rt.has(self.entries, key), () => ($rt.item(self.settings, key).default !== null)));
+}
+has_table(table) {
+const self = this;
+
+if ($rt.truth($rt.any($rt.iter(self.wrong).map((key) => $rt.startswith(key, $rt.join($rt.str(table), ".")))))) {
+throw new $Unavailable();
+}
+return $rt.any($rt.iter(self.entries).map((key) => $rt.startswith(key, $rt.join($rt.str(table), "."))));
+}
+default(key) {
+const self = this;
+
+return $rt.item(self.settings, key).default;
+}
+is_default(key) {
+const self = this;
+
+return $rt.eq($rt.value(self.entry(key)), self.default(key));
+}
+value(key) {
+const self = this;
+let value;
+
+value = $rt.value(self.entry(key));
+if (($rt.truth($rt.is_int(value)) && $rt.truth((() => false)($rt.item(self.settings, key).kind)))) {
+return $rt.float(value);
+}
+return value;
+}
+integer(key) {
+const self = this;
+
+return $rt.value(self.entry(key));
+}
+flag(key) {
+const self = this;
+
+return $rt.value(self.entry(key));
+}
+word(key) {
+const self = this;
+
+return $rt.value(self.entry(key));
+}
+stage_lists() {
+const self = this;
+let value;
+
+value = $rt.value(self.entry("pipeline.stages"));
+return ($rt.truth($rt.is_str(value)) ? null : value);
+}
+get model_name() {
+const self = this;
+
+return ($rt.truth(self.has("model.name")) ? self.word("model.name") : "the model");
+}
+}
+
+class $Rule {
+constructor(of) {
+this.id = $rt.required(of.id, 'id');
+}
+problem(message, key = "", set_by = "", suggestions = []) {
+const self = this;
+
+return new $Problem({ rule: self.id, message: $rt.singular.bind(null, "(?<before>\\S+ )?(?<![\\w.,:/=+*^-])1 (?<kind>(?:(?:data|pipeline|tensor|context|expert|parameter|virtual|global|optimizer|training|validation|forward|backward|local|query|key/value|legal|whole|more|other|equal) )?)(?<noun>ranks|microbatches|sequences|tokens|steps|blocks|layers|stages|heads|devices|nodes|samples|positions|experts|islands|servers|workers|replicas|groups|processes|hosts|GPUs|cores|files|tensors|rows|plans|meshes|runs|parameters|documents|chats|checkpoints|buckets|units|pairs|slots|problems|messages|actions|calls|validations|rounds|threads|links|keys|ids|lines|columns|words|settings|chunks|pieces|slices|shards|batches|passes|lists|models|figures|presets|rules|matmuls|times|bytes|seconds|iterations|weights|values|choices|numbers|prompts|names|rooms|operations|records|cells|places)\\b(?<verb>(?: (?:are|were|have|do|take|hold|need|wait|fit|differ|change)\\b)?)", {"are": "is", "were": "was", "have": "has", "do": "does", "take": "takes", "hold": "holds", "need": "needs", "wait": "waits", "fit": "fits", "differ": "differs", "change": "changes"}, ["rank", "stage", "step", "group", "expert", "layer", "block", "node", "device", "worker", "server", "island", "replica", "process", "level", "bucket", "unit", "microbatch", "slot", "version", "epoch", "ZeRO", "zero", "chunk", "line", "column", "row", "seed", "+", "-", "*", "/", "to", ">", ">="])(message), key: key, set_by: set_by, suggestions: $rt.list($rt.iter(suggestions).map((value) => $rt.singular.bind(null, "(?<before>\\S+ )?(?<![\\w.,:/=+*^-])1 (?<kind>(?:(?:data|pipeline|tensor|context|expert|parameter|virtual|global|optimizer|training|validation|forward|backward|local|query|key/value|legal|whole|more|other|equal) )?)(?<noun>ranks|microbatches|sequences|tokens|steps|blocks|layers|stages|heads|devices|nodes|samples|positions|experts|islands|servers|workers|replicas|groups|processes|hosts|GPUs|cores|files|tensors|rows|plans|meshes|runs|parameters|documents|chats|checkpoints|buckets|units|pairs|slots|problems|messages|actions|calls|validations|rounds|threads|links|keys|ids|lines|columns|words|settings|chunks|pieces|slices|shards|batches|passes|lists|models|figures|presets|rules|matmuls|times|bytes|seconds|iterations|weights|values|choices|numbers|prompts|names|rooms|operations|records|cells|places)\\b(?<verb>(?: (?:are|were|have|do|take|hold|need|wait|fit|differ|change)\\b)?)", {"are": "is", "were": "was", "have": "has", "do": "does", "take": "takes", "hold": "holds", "need": "needs", "wait": "waits", "fit": "fits", "differ": "differs", "change": "changes"}, ["rank", "stage", "step", "group", "expert", "layer", "block", "node", "device", "worker", "server", "island", "replica", "process", "level", "bucket", "unit", "microbatch", "slot", "version", "epoch", "ZeRO", "zero", "chunk", "line", "column", "row", "seed", "+", "-", "*", "/", "to", ">", ">="])($rt.str(value)))) });
+}
+}
+
+class $RuleViolation {
 constructor(of) {
 this.rule = $rt.required(of.rule, 'rule');
+this.key = $rt.required(of.key, 'key');
 this.message = $rt.required(of.message, 'message');
+}
+get broken_rule() {
+const self = this;
+
+return [($rt.truth($rt.is_str(self.rule)) ? self.rule : self.rule.id), self.key];
+}
+}
+
+class $OptimizerRecord {
+constructor(of) {
+this.name = $rt.required(of.name, 'name');
+this.state = $rt.required(of.state, 'state');
+this.others = $rt.given(of.others, null);
+this.needs_whole_matrices = $rt.given(of.needs_whole_matrices, false);
+this.one_pass = $rt.given(of.one_pass, false);
+this.is_scale_free = $rt.given(of.is_scale_free, true);
+}
+}
+
+class $ContextKindRecord {
+constructor(of) {
+this.name = $rt.required(of.name, 'name');
+this.placement = $rt.given(of.placement, "zigzag");
+this.exchange = $rt.given(of.exchange, "none");
+this.gathers_keys = $rt.given(of.gathers_keys, false);
+this.symbol = $rt.given(of.symbol, "");
+this.outdone_by = $rt.given(of.outdone_by, null);
+}
+chunks(ring_degree) {
+const self = this;
+
+return (($rt.eq(self.placement, "zigzag") && ($rt.number(ring_degree) > $rt.number(1))) ? $rt.mul(2, ring_degree) : 1);
+}
+exchange_degree(cp, degree) {
+const self = this;
+
+return $rt.item($rt.dict([["none", 1], ["all", cp], ["inner", degree]]), self.exchange);
 }
 }
 
@@ -5343,6 +6120,13 @@ $rt.append(self.actions, new $Action({ microbatch: microbatch, stage: stage, kin
 }
 }
 
+class $Setting {
+constructor(of) {
+this.key = $rt.required(of.key, 'key');
+this.default = $rt.required(of.default, 'default');
+}
+}
+
 class $ModelNumbers {
 constructor(of) {
 this.layers = $rt.required(of.layers, 'layers');
@@ -5465,8 +6249,6 @@ this.secondary = $rt.given(of.secondary, 0.0);
 this.summed_bytes = $rt.given(of.summed_bytes, 0.0);
 this.sums = $rt.given(of.sums, 0.0);
 this.servers = $rt.given(of.servers, 0.0);
-this.replicas = $rt.given(of.replicas, 1.0);
-this.one_memory = $rt.given(of.one_memory, 0.0);
 this.round_steps = $rt.given(of.round_steps, 0.0);
 this.fragments = $rt.given(of.fragments, 1.0);
 this.delay = $rt.given(of.delay, 0.0);
@@ -5491,7 +6273,7 @@ return $rt.where(self.apart, self.dp_shard, self.dp);
 get devices() {
 const self = this;
 
-return $rt.add($rt.mul($rt.mul($rt.mul($rt.mul(self.tp, self.cp), self.pp), self.dp), self.replicas), self.servers);
+return $rt.add($rt.mul($rt.mul($rt.mul(self.tp, self.cp), self.pp), self.dp), self.servers);
 }
 get shard() {
 const self = this;
@@ -5555,6 +6337,139 @@ this.ends = $rt.required(of.ends, 'ends');
 }
 }
 
+class $Cluster {
+constructor(of) {
+this.name = $rt.required(of.name, 'name');
+this.device = $rt.required(of.device, 'device');
+this.devices_per_node = $rt.required(of.devices_per_node, 'devices_per_node');
+this.nodes = $rt.required(of.nodes, 'nodes');
+this.links = $rt.required(of.links, 'links');
+this.backend = $rt.given(of.backend, "nccl");
+this.trainer = $rt.given(of.trainer, []);
+}
+get num_devices() {
+const self = this;
+
+return $rt.mul(self.nodes, self.devices_per_node);
+}
+}
+
+class $Device {
+constructor(of) {
+this.name = $rt.required(of.name, 'name');
+this.memory_bytes = $rt.required(of.memory_bytes, 'memory_bytes');
+this.memory_bandwidth = $rt.required(of.memory_bandwidth, 'memory_bandwidth');
+this.peak_flops = $rt.given(of.peak_flops, []);
+this.cores = $rt.given(of.cores, 0.0);
+this.capability = $rt.given(of.capability, 0.0);
+this.host_bandwidth = $rt.given(of.host_bandwidth, 31508000000.0);
+this.measured = $rt.given(of.measured, "none");
+}
+flops(dtype) {
+const self = this;
+
+return $rt.get($rt.dict(self.peak_flops), dtype);
+}
+share(computing) {
+const self = this;
+
+return ($rt.truth(self.cores) ? $rt.least(1.0, (self.cores / computing)) : 1.0);
+}
+}
+
+class $Link {
+constructor(of) {
+this.name = $rt.required(of.name, 'name');
+this.degree = $rt.required(of.degree, 'degree');
+this.bandwidth = $rt.required(of.bandwidth, 'bandwidth');
+this.latency_s = $rt.required(of.latency_s, 'latency_s');
+this.efficiency = $rt.given(of.efficiency, 1.0);
+this.half_bytes = $rt.given(of.half_bytes, 0.0);
+this.interfaces = $rt.given(of.interfaces, 0);
+}
+}
+
+class $Mesh {
+constructor(of) {
+this.pp = $rt.given(of.pp, 1);
+this.dp_replicate = $rt.given(of.dp_replicate, 1);
+this.dp_shard = $rt.given(of.dp_shard, 1);
+this.cp = $rt.given(of.cp, 1);
+this.tp = $rt.given(of.tp, 1);
+this.ep = $rt.given(of.ep, 1);
+this.replicas_outermost = $rt.given(of.replicas_outermost, false);
+this.servers = $rt.given(of.servers, 0);
+}
+get order() {
+const self = this;
+let others;
+
+if (!$rt.truth(self.replicas_outermost)) {
+return $MESH_AXES;
+}
+others = $rt.iter($MESH_AXES).filter((axis) => (axis !== "dp_replicate")).map((axis) => axis);
+return ["dp_replicate", ...$rt.iter(others)];
+}
+degree(...axes) {
+const self = this;
+
+return $rt.prod($rt.iter(axes).map((axis) => $rt.attribute(self, $rt.value(axis))));
+}
+get num_workers() {
+const self = this;
+
+return self.degree(...$rt.iter($MESH_AXES));
+}
+get world_size() {
+const self = this;
+
+return $rt.add(self.num_workers, self.servers);
+}
+get dp() {
+const self = this;
+
+return $rt.mul(self.dp_replicate, self.dp_shard);
+}
+rank(coordinates) {
+const self = this;
+let axis, rank;
+
+rank = 0;
+for (axis of $rt.iter(self.order)) {
+rank = $rt.add($rt.mul(rank, self.degree(axis)), $rt.get(coordinates, axis, 0));
+}
+return rank;
+}
+groups(...axes) {
+const self = this;
+let others, places;
+
+places = self._places(...$rt.iter(axes));
+others = $rt.iter(self.order).filter((axis) => !$rt.has(axes, axis)).map((axis) => axis);
+return $rt.list($rt.iter(self._places(...$rt.iter(others))).map((first) => $rt.list($rt.iter(places).map((place) => $rt.add(first, place)))));
+}
+_places(...axes) {
+const self = this;
+let axis, degree, found, steps, stride;
+
+[found, stride] = $rt.unpack([[0], 1], 2);
+for (axis of $rt.iter($rt.reversed(self.order))) {
+degree = self.degree(axis);
+if ($rt.has(axes, axis)) {
+steps = $rt.range(0, $rt.mul(degree, stride), stride);
+found = $rt.iter(steps).flatMap((step) => $rt.iter(found).map((place) => $rt.add(step, place)));
+}
+stride = $rt.mul(stride, degree);
+}
+return found;
+}
+expert_fold(expert_tp) {
+const self = this;
+
+return ($rt.eq(expert_tp, 1) ? [...$rt.iter(["dp_shard", "cp"]), "tp"] : ["dp_shard", "cp"]);
+}
+}
+
 class $ModelStates {
 constructor(of) {
 this.parameters = $rt.required(of.parameters, 'parameters');
@@ -5565,17 +6480,6 @@ get total() {
 const self = this;
 
 return $rt.add($rt.add(self.parameters, self.gradients), self.optimizer);
-}
-}
-
-class $Rule {
-constructor(of) {
-this.id = $rt.required(of.id, 'id');
-}
-problem(message, key = "", set_by = "", suggestions = []) {
-const self = this;
-
-return new $Problem({ rule: self.id, message: $rt.singular.bind(null, "(?<before>\\S+ )?(?<![\\w.,:/=+*^-])1 (?<kind>(?:(?:data|pipeline|tensor|context|expert|parameter|virtual|global|optimizer|training|validation|forward|backward|local|query|key/value|legal|whole|more|other|equal) )?)(?<noun>ranks|microbatches|sequences|tokens|steps|blocks|layers|stages|heads|devices|nodes|samples|positions|experts|islands|servers|workers|replicas|groups|processes|hosts|GPUs|cores|files|tensors|rows|plans|meshes|runs|parameters|documents|chats|checkpoints|buckets|units|pairs|slots|problems|messages|actions|calls|validations|rounds|threads|links|keys|ids|lines|columns|words|settings|chunks|pieces|slices|shards|batches|passes|lists|models|figures|presets|rules|matmuls|times|bytes|seconds|iterations|weights|values|choices|numbers|prompts|names|rooms|operations|records|cells|places)\\b(?<verb>(?: (?:are|were|have|do|take|hold|need|wait|fit|differ|change)\\b)?)", {"are": "is", "were": "was", "have": "has", "do": "does", "take": "takes", "hold": "holds", "need": "needs", "wait": "waits", "fit": "fits", "differ": "differs", "change": "changes"}, ["rank", "stage", "step", "group", "expert", "layer", "block", "node", "device", "worker", "server", "island", "replica", "process", "level", "bucket", "unit", "microbatch", "slot", "version", "epoch", "ZeRO", "zero", "chunk", "line", "column", "row", "seed", "+", "-", "*", "/", "to", ">", ">="])(message), key: key, set_by: set_by, suggestions: $rt.list($rt.iter(suggestions).map((value) => $rt.singular.bind(null, "(?<before>\\S+ )?(?<![\\w.,:/=+*^-])1 (?<kind>(?:(?:data|pipeline|tensor|context|expert|parameter|virtual|global|optimizer|training|validation|forward|backward|local|query|key/value|legal|whole|more|other|equal) )?)(?<noun>ranks|microbatches|sequences|tokens|steps|blocks|layers|stages|heads|devices|nodes|samples|positions|experts|islands|servers|workers|replicas|groups|processes|hosts|GPUs|cores|files|tensors|rows|plans|meshes|runs|parameters|documents|chats|checkpoints|buckets|units|pairs|slots|problems|messages|actions|calls|validations|rounds|threads|links|keys|ids|lines|columns|words|settings|chunks|pieces|slices|shards|batches|passes|lists|models|figures|presets|rules|matmuls|times|bytes|seconds|iterations|weights|values|choices|numbers|prompts|names|rooms|operations|records|cells|places)\\b(?<verb>(?: (?:are|were|have|do|take|hold|need|wait|fit|differ|change)\\b)?)", {"are": "is", "were": "was", "have": "has", "do": "does", "take": "takes", "hold": "holds", "need": "needs", "wait": "waits", "fit": "fits", "differ": "differs", "change": "changes"}, ["rank", "stage", "step", "group", "expert", "layer", "block", "node", "device", "worker", "server", "island", "replica", "process", "level", "bucket", "unit", "microbatch", "slot", "version", "epoch", "ZeRO", "zero", "chunk", "line", "column", "row", "seed", "+", "-", "*", "/", "to", ">", ">="])($rt.str(value)))) });
 }
 }
 
@@ -5600,18 +6504,6 @@ get total() {
 const self = this;
 
 return $rt.add($rt.add($rt.add(self.states, self.gathered), self.activations), self.rest);
-}
-}
-
-class $Link {
-constructor(of) {
-this.name = $rt.required(of.name, 'name');
-this.degree = $rt.required(of.degree, 'degree');
-this.bandwidth = $rt.required(of.bandwidth, 'bandwidth');
-this.latency_s = $rt.required(of.latency_s, 'latency_s');
-this.efficiency = $rt.given(of.efficiency, 1.0);
-this.half_bytes = $rt.given(of.half_bytes, 0.0);
-this.interfaces = $rt.given(of.interfaces, 0);
 }
 }
 
@@ -5711,6 +6603,80 @@ this.with_experts = $rt.required(of.with_experts, 'with_experts');
 this.redone = $rt.required(of.redone, 'redone');
 this.redone_of_mixture = $rt.required(of.redone_of_mixture, 'redone_of_mixture');
 this.loss = $rt.required(of.loss, 'loss');
+}
+}
+
+class $StridedGroups {
+constructor(of) {
+this.blocks = $rt.required(of.blocks, 'blocks');
+this.stride = $rt.required(of.stride, 'stride');
+this.count = $rt.required(of.count, 'count');
+}
+starts(node) {
+const self = this;
+let block, few, places;
+
+block = $rt.mul(self.stride, self.count);
+few = $rt.least(self.blocks, $rt.floordiv(node, $rt.gcd(block, node)));
+places = $rt.least(self.stride, node);
+return $rt.iter($rt.range(few)).flatMap((number) => $rt.iter($rt.range(places)).map((place) => $rt.add($rt.mul(number, block), place)));
+}
+per_node(node) {
+const self = this;
+let even, found, start;
+
+found = 0;
+for (start of $rt.iter(self.starts(node))) {
+even = self.even_on_nodes(start, node);
+if ((($rt.number(even) <= $rt.number(1)) || $rt.eq(even, self.count) || (($rt.number(found) > $rt.number(0)) && !$rt.eq(even, found)))) {
+return 1;
+}
+found = even;
+}
+return found;
+}
+even_on_nodes(start, node) {
+const self = this;
+let at, even, here, last, period, place, seen;
+
+period = $rt.floordiv(node, $rt.gcd(self.stride, node));
+seen = (($rt.number(self.count) <= $rt.number($rt.mul(3, period))) ? self.count : $rt.add($rt.mul(2, period), $rt.mod(self.count, period)));
+[even, here, last] = $rt.unpack([0, 0, $rt.floordiv(start, node)], 3);
+for (place of $rt.iter($rt.range(seen))) {
+at = $rt.floordiv($rt.add(start, $rt.mul(self.stride, place)), node);
+if (!$rt.eq(at, last)) {
+if ((($rt.number(even) > $rt.number(0)) && !$rt.eq(here, even))) {
+return 0;
+}
+[even, here, last] = $rt.unpack([here, 0, at], 3);
+}
+here = $rt.add(here, 1);
+}
+return ($rt.has([0, here], even) ? here : 0);
+}
+counts_on_nodes(start, node) {
+const self = this;
+let at, counts, here, last, place;
+
+counts = [];
+[here, last] = $rt.unpack([0, $rt.floordiv(start, node)], 2);
+for (place of $rt.iter($rt.range(self.count))) {
+at = $rt.floordiv($rt.add(start, $rt.mul(self.stride, place)), node);
+if (!$rt.eq(at, last)) {
+$rt.append(counts, here);
+[here, last] = $rt.unpack([0, at], 2);
+}
+here = $rt.add(here, 1);
+}
+return [...$rt.iter(counts), here];
+}
+num_nodes(node) {
+const self = this;
+
+if (($rt.number(self.stride) >= $rt.number(node))) {
+return self.count;
+}
+return $rt.add($rt.floordiv($rt.mul(self.stride, (self.count - 1)), node), 1);
 }
 }
 
@@ -6112,7 +7078,7 @@ return ($_below(high, num_queries, num_keys) - $_below((low - 1), num_queries, n
 }
 }
 
-const $PRECISION_LINES = $rt.dict([["fp32", "parameters = \"fp32\"\n"], ["bf16", "parameters = \"bf16\"\n"], ["bf16 gradients", "parameters = \"bf16\"\ngradients = \"bf16\"\nreduction = \"bf16\"\n"], ["fp16", "parameters = \"fp16\"\nloss_scaling = \"dynamic\"\n"], ["fp8", "parameters = \"bf16\"\nmatmul = \"fp8\"\n"], ["fp8 tensor", "parameters = \"bf16\"\nmatmul = \"fp8\"\nfp8_scales = \"tensor\"\n"]]);
+const $FINDERS_OF_CONTROLS = [$tp_divides_heads, $tp_divides_kv_heads, $tp_divides_ffn, $sequence_parallel_divides_sequence, $symmetric_memory_reaches_ranks, $sequence_fits_positions, $batch_divides, $mesh_settings_without_effect, $servers_split_samples, $servers_update_elements, $servers_hold_dense_models, $schedule_fits, $layers_fill_stages, $zero_shares_out, $shards_need_stage, $stage_3_effects, $offload_needs_stage, $secondary_needs_nodes, $reduce_needs_nodes, $ulysses_divides_cp, $ulysses_divides_heads, $context_kind_without_effect, $ulysses_degree_without_effect, $recompute_settings_without_effect, $recomputed_operators, $fp8_block_divides, $fp8_gathers_at_once, $fp8_device, $fp8_gather, $int8_block_divides, $int8_gather_of_all, $int8_gather_rounds_once, $ep_without_experts, $ep_divides_experts, $ep_divides_ranks, $expert_tp_is_one_or_tp, $expert_tp_divides_ffn, $tp_divides_tokens, $expert_settings_of_dense_model, $two_hop_violations, $chunk_violations, $mesh_fits_cluster];
 
 const $TREES = [new $DecisionTree({ id: "distributed", source: "distributed, decision tree", title: "Fits one device, or which axis first", ours: "it asks whether the model fits one device and names four ends; the questions between them are read from what it says of each end", start: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), nodes: [new $TreeNode({ id: "fits", question: new $GuideQuestion({ text: "Does the model, with gradients and optimizer state, fit one device?", ask: $lambda }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "fast", add: null }) }), new $TreeNode({ id: "fast", question: new $GuideQuestion({ text: "Are the links inside of a node fast?", ask: $_fast_inside }), yes: new $TreeBranch({ strategy: null, to: "node", add: null }), no: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 3 / FSDP", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }) }), new $TreeNode({ id: "node", question: new $GuideQuestion({ text: "Does it fit, cut by tensor parallelism over one node?", ask: $lambda_2 }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "tensor parallel in a node", zero: [0], tp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "nodes", add: null }) }), new $TreeNode({ id: "nodes", question: new $GuideQuestion({ text: "Are there several nodes?", ask: $_many_nodes }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "pipeline over nodes, tensor inside", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 3 / FSDP", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }) })] }), new $DecisionTree({ id: "llm-training", source: "llm-training, section 10", title: "ZeRO 3 first, then axes one by one", ours: "'exceeds memory' is read as: activations of one microbatch, cut over a node, do not fit (so what fits over a node needs no such question)", start: new $Strategy({ name: "ZeRO 3 / FSDP", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), nodes: [new $TreeNode({ id: "block", question: new $GuideQuestion({ text: "Does one block fit one device?", ask: $_block }), yes: new $TreeBranch({ strategy: null, to: "sequence", add: null }), no: new $TreeBranch({ strategy: null, to: "node", add: $rt.dict([["tp", new $DegreeRange({ minimum: 2, maximum: 1073741824 })]]) }) }), new $TreeNode({ id: "node", question: new $GuideQuestion({ text: "Does it fit with tensor parallelism over a whole node, and ZeRO 3 over the rest?", ask: $_node_and_zero }), yes: new $TreeBranch({ strategy: null, to: "experts", add: null }), no: new $TreeBranch({ strategy: null, to: "sequence", add: $rt.dict([["pp", new $DegreeRange({ minimum: 2, maximum: 1073741824 })]]) }) }), new $TreeNode({ id: "sequence", question: new $GuideQuestion({ text: "Do the activations of one microbatch fit?", ask: $_sequence }), yes: new $TreeBranch({ strategy: null, to: "experts", add: null }), no: new $TreeBranch({ strategy: null, to: "experts", add: $rt.dict([["cp", new $DegreeRange({ minimum: 2, maximum: 1073741824 })]]) }) }), new $TreeNode({ id: "experts", question: new $GuideQuestion({ text: "Is it a mixture of experts?", ask: $_experts }), yes: new $TreeBranch({ strategy: null, to: "", add: $rt.dict([["ep", new $DegreeRange({ minimum: 2, maximum: 1073741824 })]]) }), no: new $TreeBranch({ strategy: null, to: "", add: null }) })] }), new $DecisionTree({ id: "scaling", source: "scaling, conclusion", title: "Compute or memory, then topology", ours: "its three questions for models that do not fit are asked in the order of what an answer rules out: one block, then shards, then depth; the topology where axes are combined", start: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), nodes: [new $TreeNode({ id: "fits", question: new $GuideQuestion({ text: "Does the model, with gradients and optimizer state, fit one device?", ask: $lambda }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "block", add: null }) }), new $TreeNode({ id: "block", question: new $GuideQuestion({ text: "Does one block fit one device?", ask: $_block }), yes: new $TreeBranch({ strategy: null, to: "shards", add: null }), no: new $TreeBranch({ strategy: new $Strategy({ name: "tensor parallel in a node", zero: [0], tp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "tiers-block", add: null }) }), new $TreeNode({ id: "tiers-block", question: new $GuideQuestion({ text: "Are links fast in a node and slower between nodes?", ask: $_tiered }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "tensor x pipeline x data", zero: [0], tp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "", add: null }) }), new $TreeNode({ id: "shards", question: new $ZeroFitQuestion({ stage: 3, recompute: null }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 3 / FSDP", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "deep", add: null }) }), new $TreeNode({ id: "deep", question: new $GuideQuestion({ text: "Is the model deep: blocks enough for stages?", ask: $_deep }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "pipeline parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "tiers-deep", add: null }), no: new $TreeBranch({ strategy: new $Strategy({ name: "more devices, or offload", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }) }), new $TreeNode({ id: "tiers-deep", question: new $GuideQuestion({ text: "Are links fast in a node and slower between nodes?", ask: $_tiered }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "tensor x pipeline x data", zero: [0], tp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "", add: null }) })] }), new $DecisionTree({ id: "cheapest", source: "llm-training-71 and between-02, corrected", title: "The cheapest communication that fits", ours: "stages 0 to 2 send 2 psi, stage 3 sends 3 psi, tensor ranks send activations of every block: the first that fits is taken (cost/bytes/model_sizes.py)", start: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), nodes: [new $TreeNode({ id: "ddp", question: new $GuideQuestion({ text: "Does the model, with gradients and optimizer state, fit one device?", ask: $lambda }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "zero-1", add: null }) }), new $TreeNode({ id: "zero-1", question: new $ZeroFitQuestion({ stage: 1, recompute: null }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 1", zero: [1], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "zero-2", add: null }) }), new $TreeNode({ id: "zero-2", question: new $ZeroFitQuestion({ stage: 2, recompute: null }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 2", zero: [2], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "zero-3", add: null }) }), new $TreeNode({ id: "zero-3", question: new $ZeroFitQuestion({ stage: 3, recompute: null }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 3 / FSDP", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "recompute", add: null }) }), new $TreeNode({ id: "recompute", question: new $ZeroFitQuestion({ stage: 3, recompute: "full" }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 3, recomputed", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: "full" }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "fast", add: null }) }), new $TreeNode({ id: "fast", question: new $GuideQuestion({ text: "Are the links inside of a node fast?", ask: $_fast_inside }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "tensor x pipeline x ZeRO 1", zero: [1], tp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: new $Strategy({ name: "more devices, or offload", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }) })] })];
 
@@ -6122,7 +7088,97 @@ const $PRECISIONS = $rt.dict([["fp32", new $Precision({ parameters: "fp32", grad
 
 const $ONE = new $DegreeRange({ minimum: 1, maximum: 1 });
 
-const $PLAIN = $rt.dict([["ep", 1], ["servers", 0], ["sequence_parallel", false], ["tp_overlap", "none"], ["reshard", "always"], ["secondary", false], ["gather", "parameters"], ["reduce", "exact"], ["optimizer_offload", "none"], ["parameter_offload", "none"], ["virtual", 1], ["optimizer", "adamw"], ["every", 1], ["operators", "auto"], ["context", "ring"], ["ulysses", 1], ["expert_tp", 1], ["dispatch", "flat"], ["chunks", 1]]);
+const $TP_DIVIDES_HEADS = new $Rule({ id: "tp-divides-heads" });
+
+const $TP_DIVIDES_KV_HEADS = new $Rule({ id: "tp-divides-kv-heads" });
+
+const $TP_DIVIDES_FFN = new $Rule({ id: "tp-divides-ffn" });
+
+const $SEQUENCE_PARALLEL_DIVIDES_SEQUENCE = new $Rule({ id: "sequence-parallel-divides-sequence" });
+
+const $SYMMETRIC_MEMORY_REACHES_RANKS = new $Rule({ id: "symmetric-memory-reaches-ranks" });
+
+const $SEQUENCE_FITS_POSITIONS = new $Rule({ id: "sequence-fits-positions" });
+
+const $BATCH_DIVIDES = new $Rule({ id: "batch-divides" });
+
+const $SERVERS_SPLIT_SAMPLES = new $Rule({ id: "servers-split-samples" });
+
+const $OPTIMIZERS = $rt.dict([["adamw", new $OptimizerRecord({ name: "adamw", state: ["exp_avg", "exp_avg_sq"], others: null, needs_whole_matrices: false, one_pass: true, is_scale_free: true })], ["sgd", new $OptimizerRecord({ name: "sgd", state: ["momentum"], others: null, needs_whole_matrices: false, one_pass: true, is_scale_free: false })], ["muon", new $OptimizerRecord({ name: "muon", state: ["momentum"], others: "adamw", needs_whole_matrices: true, one_pass: false, is_scale_free: true })]]);
+
+const $SERVERS_UPDATE_ELEMENTS = new $Rule({ id: "servers-update-elements" });
+
+const $SERVERS_HOLD_DENSE_MODELS = new $Rule({ id: "servers-hold-dense-models" });
+
+const $BATCH_KEYS = ["batch.global_sequences", "batch.microbatch_sequences", "mesh.dp_replicate", "mesh.dp_shard"];
+
+const $LAYERS_FILL_STAGES = new $Rule({ id: "layers-fill-stages" });
+
+const $HOMES = ["zero.optimizer_offload", "zero.parameter_offload"];
+
+const $ZERO_SHARES_OUT = new $Rule({ id: "zero-shares-out" });
+
+const $SHARED_OUT = $rt.dict([[1, "optimizer state"], [2, "optimizer state and gradients"], [3, "optimizer state, gradients and parameters"]]);
+
+const $SLICES_NEED_STAGE = new $Rule({ id: "slices-need-stage" });
+
+const $STAGE_3_ONLY = ["reshard_after_forward", "prefetch", "unit_blocks", "keep_whole_below", "secondary"];
+
+const $OFFLOAD_NEEDS_STAGE = new $Rule({ id: "offload-needs-stage" });
+
+const $NO_EFFECT = new $Rule({ id: "no-effect" });
+
+const $SECONDARY_NEEDS_NODES = new $Rule({ id: "secondary-needs-nodes" });
+
+const $REDUCE_NEEDS_NODES = new $Rule({ id: "reduce-needs-nodes" });
+
+const $CONTEXT_KINDS = $rt.dict([["ring", new $ContextKindRecord({ name: "ring", placement: "zigzag", exchange: "none", gathers_keys: false, symbol: "", outdone_by: null })], ["striped", new $ContextKindRecord({ name: "striped", placement: "striped", exchange: "none", gathers_keys: false, symbol: "s", outdone_by: "ring" })], ["gathered", new $ContextKindRecord({ name: "gathered", placement: "zigzag", exchange: "none", gathers_keys: true, symbol: "g", outdone_by: null })], ["ulysses", new $ContextKindRecord({ name: "ulysses", placement: "zigzag", exchange: "all", gathers_keys: false, symbol: "u", outdone_by: null })], ["ulysses-ring", new $ContextKindRecord({ name: "ulysses-ring", placement: "zigzag", exchange: "inner", gathers_keys: false, symbol: "u", outdone_by: null })]]);
+
+const $ULYSSES_DIVIDES_CP = new $Rule({ id: "ulysses-divides-cp" });
+
+const $ULYSSES_DIVIDES_HEADS = new $Rule({ id: "ulysses-divides-heads" });
+
+const $FP8_BLOCK_DIVIDES = new $Rule({ id: "fp8-block-divides" });
+
+const $FP8_GATHERS_AT_ONCE = new $Rule({ id: "fp8-gathers-at-once" });
+
+const $FP8_DEVICE = new $Rule({ id: "fp8-device" });
+
+const $FP8_BLOCK_OF_KERNELS = new $Rule({ id: "fp8-block-of-kernels" });
+
+const $FP8_GATHER_NEEDS_CODES = new $Rule({ id: "fp8-gather-needs-codes" });
+
+const $FP8_GATHER_OF_SQUARES = new $Rule({ id: "fp8-gather-of-squares" });
+
+const $FP8_GATHER_ON_DEVICE = new $Rule({ id: "fp8-gather-on-device" });
+
+const $INT8_BLOCK_DIVIDES = new $Rule({ id: "int8-block-divides" });
+
+const $INT8_GATHER_OF_ALL = new $Rule({ id: "int8-gather-of-all" });
+
+const $INT8_GATHER_ROUNDS_ONCE = new $Rule({ id: "int8-gather-rounds-once" });
+
+const $EP_DIVIDES_EXPERTS = new $Rule({ id: "ep-divides-experts" });
+
+const $EP_DIVIDES_RANKS = new $Rule({ id: "ep-divides-ranks" });
+
+const $EXPERT_TP_IS_ONE_OR_TP = new $Rule({ id: "expert-tp-is-one-or-tp" });
+
+const $EXPERT_TP_DIVIDES_FFN = new $Rule({ id: "expert-tp-divides-ffn" });
+
+const $TP_DIVIDES_TOKENS = new $Rule({ id: "tp-divides-tokens" });
+
+const $EXPERT_KEYS = ["experts.balance", "experts.aux_coefficient", "experts.aux_over", "experts.bias_rate", "experts.z_coefficient", "experts.capacity_factor", "experts.drop", "experts.route", "experts.expert_tp", "experts.zero_stage", "experts.dispatch", "experts.chunks", "experts.padded"];
+
+const $TWO_HOP_NEEDS_NODES = new $Rule({ id: "two-hop-needs-nodes" });
+
+const $CHUNKS_DIVIDE_TOKENS = new $Rule({ id: "chunks-divide-tokens" });
+
+const $FITS_CLUSTER = new $Rule({ id: "fits-cluster" });
+
+const $SETTINGS_OF_CONTROLS = [["mesh", "pp", "pp"], ["mesh", "dp_replicate", "dp_replicate"], ["mesh", "dp_shard", "dp_shard"], ["mesh", "cp", "cp"], ["mesh", "tp", "tp"], ["mesh", "ep", "ep"], ["mesh", "sequence_parallel", "sequence_parallel"], ["mesh", "tp_overlap", "tp_overlap"], ["servers", "count", "servers"], ["zero", "stage", "zero"], ["zero", "reshard_after_forward", "reshard"], ["zero", "secondary", "secondary"], ["zero", "gather", "gather"], ["zero", "reduce", "reduce"], ["zero", "optimizer_offload", "optimizer_offload"], ["zero", "parameter_offload", "parameter_offload"], ["pipeline", "schedule", "schedule"], ["pipeline", "virtual_stages", "virtual"], ["batch", "global_sequences", "sequences"], ["batch", "microbatch_sequences", "microbatch"], ["batch", "sequence_length", "length"], ["precision", "", "precision"], ["optimizer", "kind", "optimizer"], ["recompute", "policy", "recompute"], ["recompute", "every", "every"], ["recompute", "operators", "operators"], ["context", "kind", "context"], ["context", "ulysses_degree", "ulysses"], ["experts", "expert_tp", "expert_tp"], ["experts", "dispatch", "dispatch"], ["experts", "chunks", "chunks"]];
+
+const $PRECISION_SETTINGS = $rt.dict([["fp32", $rt.dict([["parameters", "fp32"]])], ["bf16", $rt.dict([["parameters", "bf16"]])], ["bf16 gradients", $rt.dict([["parameters", "bf16"], ["gradients", "bf16"], ["reduction", "bf16"]])], ["fp16", $rt.dict([["parameters", "fp16"], ["loss_scaling", "dynamic"]])], ["fp8", $rt.dict([["parameters", "bf16"], ["matmul", "fp8"]])], ["fp8 tensor", $rt.dict([["parameters", "bf16"], ["matmul", "fp8"], ["fp8_scales", "tensor"]])]]);
 
 const $OPERATORS = $rt.dict([["auto", []], ["norm", ["norm"]], ["attention", ["attention"]], ["mlp", ["mlp"]], ["norm activation", ["norm", "activation"]], ["norm attention", ["norm", "attention"]], ["norm mlp", ["norm", "mlp"]], ["norm mlp attention", ["norm", "mlp", "attention"]]]);
 
@@ -6136,9 +7192,15 @@ const $DTYPE_BYTES = $rt.dict([["fp64", 8], ["fp32", 4], ["bf16", 2], ["fp16", 2
 
 const $num_states = $rt.dict([["adamw", 2], ["sgd", 1], ["muon", 1]]);
 
+const $settings = $rt.dict([["extends", new $Setting({ key: "extends", default: null })], ["model.preset", new $Setting({ key: "model.preset", default: null })], ["model.hf_config", new $Setting({ key: "model.hf_config", default: null })], ["model.name", new $Setting({ key: "model.name", default: null })], ["model.assumed", new $Setting({ key: "model.assumed", default: "none" })], ["model.assume", new $Setting({ key: "model.assume", default: false })], ["model.layers", new $Setting({ key: "model.layers", default: null })], ["model.hidden", new $Setting({ key: "model.hidden", default: null })], ["model.heads", new $Setting({ key: "model.heads", default: null })], ["model.kv_heads", new $Setting({ key: "model.kv_heads", default: null })], ["model.head_dim", new $Setting({ key: "model.head_dim", default: null })], ["model.ffn", new $Setting({ key: "model.ffn", default: null })], ["model.vocab", new $Setting({ key: "model.vocab", default: null })], ["model.max_positions", new $Setting({ key: "model.max_positions", default: null })], ["model.gated", new $Setting({ key: "model.gated", default: true })], ["model.activation", new $Setting({ key: "model.activation", default: "silu" })], ["model.tied", new $Setting({ key: "model.tied", default: false })], ["model.norm", new $Setting({ key: "model.norm", default: "rmsnorm" })], ["model.norm_eps", new $Setting({ key: "model.norm_eps", default: 1e-05 })], ["model.positions", new $Setting({ key: "model.positions", default: "rope" })], ["model.rope_theta", new $Setting({ key: "model.rope_theta", default: 10000.0 })], ["model.qk_norm", new $Setting({ key: "model.qk_norm", default: false })], ["model.qk_norm_over", new $Setting({ key: "model.qk_norm_over", default: "head" })], ["model.qkv_bias", new $Setting({ key: "model.qkv_bias", default: false })], ["model.output_bias", new $Setting({ key: "model.output_bias", default: false })], ["model.mlp_bias", new $Setting({ key: "model.mlp_bias", default: false })], ["model.initial_std", new $Setting({ key: "model.initial_std", default: 0.02 })], ["model.dropout", new $Setting({ key: "model.dropout", default: 0.0 })], ["model.causal", new $Setting({ key: "model.causal", default: true })], ["model.window", new $Setting({ key: "model.window", default: "none" })], ["model.norm_place", new $Setting({ key: "model.norm_place", default: "before" })], ["model.residual", new $Setting({ key: "model.residual", default: "sequential" })], ["model.norm_offset", new $Setting({ key: "model.norm_offset", default: 0.0 })], ["model.layer_kinds", new $Setting({ key: "model.layer_kinds", default: "local" })], ["model.local_rope_theta", new $Setting({ key: "model.local_rope_theta", default: "none" })], ["model.soft_cap", new $Setting({ key: "model.soft_cap", default: "none" })], ["model.final_soft_cap", new $Setting({ key: "model.final_soft_cap", default: "none" })], ["model.attention_scale", new $Setting({ key: "model.attention_scale", default: "none" })], ["model.sinks", new $Setting({ key: "model.sinks", default: false })], ["model.rotary.fraction", new $Setting({ key: "model.rotary.fraction", default: 1.0 })], ["model.rotary.interleaved", new $Setting({ key: "model.rotary.interleaved", default: false })], ["model.rotary.none_every", new $Setting({ key: "model.rotary.none_every", default: 0 })], ["model.rope_scaling.kind", new $Setting({ key: "model.rope_scaling.kind", default: "llama3" })], ["model.rope_scaling.factor", new $Setting({ key: "model.rope_scaling.factor", default: null })], ["model.rope_scaling.original_positions", new $Setting({ key: "model.rope_scaling.original_positions", default: "none" })], ["model.rope_scaling.low_frequency_factor", new $Setting({ key: "model.rope_scaling.low_frequency_factor", default: "none" })], ["model.rope_scaling.high_frequency_factor", new $Setting({ key: "model.rope_scaling.high_frequency_factor", default: "none" })], ["model.rope_scaling.slow_turns", new $Setting({ key: "model.rope_scaling.slow_turns", default: 1.0 })], ["model.rope_scaling.fast_turns", new $Setting({ key: "model.rope_scaling.fast_turns", default: 32.0 })], ["model.rope_scaling.whole_dims", new $Setting({ key: "model.rope_scaling.whole_dims", default: true })], ["model.rope_scaling.attention_factor", new $Setting({ key: "model.rope_scaling.attention_factor", default: "none" })], ["model.rope_scaling.short_factors", new $Setting({ key: "model.rope_scaling.short_factors", default: "none" })], ["model.rope_scaling.long_factors", new $Setting({ key: "model.rope_scaling.long_factors", default: "none" })], ["model.multipliers.embedding", new $Setting({ key: "model.multipliers.embedding", default: 1.0 })], ["model.multipliers.residual", new $Setting({ key: "model.multipliers.residual", default: 1.0 })], ["model.multipliers.logits", new $Setting({ key: "model.multipliers.logits", default: 1.0 })], ["model.latent.query_rank", new $Setting({ key: "model.latent.query_rank", default: null })], ["model.latent.kv_rank", new $Setting({ key: "model.latent.kv_rank", default: null })], ["model.latent.nope_dim", new $Setting({ key: "model.latent.nope_dim", default: null })], ["model.latent.rope_dim", new $Setting({ key: "model.latent.rope_dim", default: null })], ["model.latent.value_dim", new $Setting({ key: "model.latent.value_dim", default: null })], ["model.experts.num_experts", new $Setting({ key: "model.experts.num_experts", default: null })], ["model.experts.top_k", new $Setting({ key: "model.experts.top_k", default: null })], ["model.experts.ffn", new $Setting({ key: "model.experts.ffn", default: null })], ["model.experts.shared_experts", new $Setting({ key: "model.experts.shared_experts", default: 0 })], ["model.experts.first_dense_layers", new $Setting({ key: "model.experts.first_dense_layers", default: 0 })], ["model.experts.router", new $Setting({ key: "model.experts.router", default: "softmax" })], ["model.experts.router_bias", new $Setting({ key: "model.experts.router_bias", default: false })], ["model.experts.renormalise", new $Setting({ key: "model.experts.renormalise", default: true })], ["model.experts.gate_scale", new $Setting({ key: "model.experts.gate_scale", default: 1.0 })], ["model.experts.groups", new $Setting({ key: "model.experts.groups", default: 1 })], ["model.experts.top_groups", new $Setting({ key: "model.experts.top_groups", default: 1 })], ["model.experts.group_score", new $Setting({ key: "model.experts.group_score", default: "top-2" })], ["model.experts.logit_bias", new $Setting({ key: "model.experts.logit_bias", default: false })], ["model.experts.bias", new $Setting({ key: "model.experts.bias", default: false })], ["model.experts.limit", new $Setting({ key: "model.experts.limit", default: "none" })], ["model.experts.alpha", new $Setting({ key: "model.experts.alpha", default: 1.702 })], ["lora.rank", new $Setting({ key: "lora.rank", default: "none" })], ["lora.alpha", new $Setting({ key: "lora.alpha", default: 16.0 })], ["lora.targets", new $Setting({ key: "lora.targets", default: "all-linear" })], ["lora.rslora", new $Setting({ key: "lora.rslora", default: false })], ["lora.dropout", new $Setting({ key: "lora.dropout", default: 0.0 })], ["cluster.preset", new $Setting({ key: "cluster.preset", default: null })], ["cluster.file", new $Setting({ key: "cluster.file", default: null })], ["mesh.pp", new $Setting({ key: "mesh.pp", default: 1 })], ["mesh.dp_replicate", new $Setting({ key: "mesh.dp_replicate", default: 1 })], ["mesh.dp_shard", new $Setting({ key: "mesh.dp_shard", default: 1 })], ["mesh.cp", new $Setting({ key: "mesh.cp", default: 1 })], ["mesh.tp", new $Setting({ key: "mesh.tp", default: 1 })], ["mesh.ep", new $Setting({ key: "mesh.ep", default: 1 })], ["mesh.sequence_parallel", new $Setting({ key: "mesh.sequence_parallel", default: false })], ["mesh.tp_overlap", new $Setting({ key: "mesh.tp_overlap", default: "none" })], ["servers.count", new $Setting({ key: "servers.count", default: 0 })], ["servers.updates", new $Setting({ key: "servers.updates", default: "synchronous" })], ["servers.max_staleness", new $Setting({ key: "servers.max_staleness", default: 2 })], ["servers.damping", new $Setting({ key: "servers.damping", default: 0.0 })], ["zero.stage", new $Setting({ key: "zero.stage", default: 0 })], ["zero.bucket_bytes", new $Setting({ key: "zero.bucket_bytes", default: "auto" })], ["zero.accumulate", new $Setting({ key: "zero.accumulate", default: "auto" })], ["zero.reshard_after_forward", new $Setting({ key: "zero.reshard_after_forward", default: "auto" })], ["zero.prefetch", new $Setting({ key: "zero.prefetch", default: 1 })], ["zero.unit_blocks", new $Setting({ key: "zero.unit_blocks", default: 1 })], ["zero.keep_whole_below", new $Setting({ key: "zero.keep_whole_below", default: 0 })], ["zero.secondary", new $Setting({ key: "zero.secondary", default: false })], ["zero.gather", new $Setting({ key: "zero.gather", default: "parameters" })], ["zero.int8_block", new $Setting({ key: "zero.int8_block", default: 128 })], ["zero.reduce", new $Setting({ key: "zero.reduce", default: "exact" })], ["zero.optimizer_offload", new $Setting({ key: "zero.optimizer_offload", default: "none" })], ["zero.parameter_offload", new $Setting({ key: "zero.parameter_offload", default: "none" })], ["zero.offload_dir", new $Setting({ key: "zero.offload_dir", default: "none" })], ["zero.offload_buffers", new $Setting({ key: "zero.offload_buffers", default: 2 })], ["pipeline.schedule", new $Setting({ key: "pipeline.schedule", default: "1f1b" })], ["pipeline.virtual_stages", new $Setting({ key: "pipeline.virtual_stages", default: 1 })], ["pipeline.stages", new $Setting({ key: "pipeline.stages", default: "auto" })], ["pipeline.file", new $Setting({ key: "pipeline.file", default: "none" })], ["pipeline.times", new $Setting({ key: "pipeline.times", default: "none" })], ["pipeline.most_in_flight", new $Setting({ key: "pipeline.most_in_flight", default: "auto" })], ["recompute.policy", new $Setting({ key: "recompute.policy", default: "none" })], ["recompute.operators", new $Setting({ key: "recompute.operators", default: "auto" })], ["recompute.every", new $Setting({ key: "recompute.every", default: 1 })], ["recompute.offload", new $Setting({ key: "recompute.offload", default: "none" })], ["context.kind", new $Setting({ key: "context.kind", default: "ring" })], ["context.ulysses_degree", new $Setting({ key: "context.ulysses_degree", default: "auto" })], ["context.attention", new $Setting({ key: "context.attention", default: "auto" })], ["experts.balance", new $Setting({ key: "experts.balance", default: "none" })], ["experts.aux_coefficient", new $Setting({ key: "experts.aux_coefficient", default: 0.01 })], ["experts.aux_over", new $Setting({ key: "experts.aux_over", default: "global" })], ["experts.bias_rate", new $Setting({ key: "experts.bias_rate", default: 0.001 })], ["experts.z_coefficient", new $Setting({ key: "experts.z_coefficient", default: 0.0 })], ["experts.capacity_factor", new $Setting({ key: "experts.capacity_factor", default: "dropless" })], ["experts.drop", new $Setting({ key: "experts.drop", default: "position" })], ["experts.route", new $Setting({ key: "experts.route", default: "scores" })], ["experts.expert_tp", new $Setting({ key: "experts.expert_tp", default: 1 })], ["experts.zero_stage", new $Setting({ key: "experts.zero_stage", default: "auto" })], ["experts.dispatch", new $Setting({ key: "experts.dispatch", default: "flat" })], ["experts.chunks", new $Setting({ key: "experts.chunks", default: 1 })], ["experts.padded", new $Setting({ key: "experts.padded", default: false })], ["kernels.provider", new $Setting({ key: "kernels.provider", default: "auto" })], ["kernels.fused", new $Setting({ key: "kernels.fused", default: "auto" })], ["collectives.algorithm", new $Setting({ key: "collectives.algorithm", default: "auto" })], ["batch.global_sequences", new $Setting({ key: "batch.global_sequences", default: null })], ["batch.microbatch_sequences", new $Setting({ key: "batch.microbatch_sequences", default: 1 })], ["batch.sequence_length", new $Setting({ key: "batch.sequence_length", default: null })], ["batch.documents", new $Setting({ key: "batch.documents", default: "joined" })], ["precision.parameters", new $Setting({ key: "precision.parameters", default: "fp32" })], ["precision.gradients", new $Setting({ key: "precision.gradients", default: "fp32" })], ["precision.reduction", new $Setting({ key: "precision.reduction", default: "fp32" })], ["precision.master", new $Setting({ key: "precision.master", default: "fp32" })], ["precision.loss_scaling", new $Setting({ key: "precision.loss_scaling", default: "none" })], ["precision.loss_scale", new $Setting({ key: "precision.loss_scale", default: 65536.0 })], ["precision.loss_scale_window", new $Setting({ key: "precision.loss_scale_window", default: 1000 })], ["precision.loss_scale_min", new $Setting({ key: "precision.loss_scale_min", default: 1.0 })], ["precision.loss_scale_hysteresis", new $Setting({ key: "precision.loss_scale_hysteresis", default: 1 })], ["precision.matmul", new $Setting({ key: "precision.matmul", default: "parameters" })], ["precision.fp8_block", new $Setting({ key: "precision.fp8_block", default: 128 })], ["precision.fp8_scales", new $Setting({ key: "precision.fp8_scales", default: "block" })], ["precision.fp8_history", new $Setting({ key: "precision.fp8_history", default: 16 })], ["precision.fp8_gradients", new $Setting({ key: "precision.fp8_gradients", default: "auto" })], ["optimizer.kind", new $Setting({ key: "optimizer.kind", default: "adamw" })], ["optimizer.learning_rate", new $Setting({ key: "optimizer.learning_rate", default: 0.0003 })], ["optimizer.beta1", new $Setting({ key: "optimizer.beta1", default: 0.9 })], ["optimizer.beta2", new $Setting({ key: "optimizer.beta2", default: 0.95 })], ["optimizer.eps", new $Setting({ key: "optimizer.eps", default: 1e-08 })], ["optimizer.momentum", new $Setting({ key: "optimizer.momentum", default: 0.95 })], ["optimizer.newton_schulz_steps", new $Setting({ key: "optimizer.newton_schulz_steps", default: 5 })], ["optimizer.weight_decay", new $Setting({ key: "optimizer.weight_decay", default: 0.1 })], ["optimizer.decay", new $Setting({ key: "optimizer.decay", default: "matrices" })], ["optimizer.clip_norm", new $Setting({ key: "optimizer.clip_norm", default: 1.0 })], ["optimizer.schedule", new $Setting({ key: "optimizer.schedule", default: "cosine" })], ["optimizer.warmup_steps", new $Setting({ key: "optimizer.warmup_steps", default: 0 })], ["optimizer.decay_steps", new $Setting({ key: "optimizer.decay_steps", default: 0 })], ["optimizer.final_ratio", new $Setting({ key: "optimizer.final_ratio", default: 0.1 })], ["train.seed", new $Setting({ key: "train.seed", default: 0 })], ["local_sgd.every", new $Setting({ key: "local_sgd.every", default: 0 })], ["local_sgd.islands", new $Setting({ key: "local_sgd.islands", default: "auto" })], ["local_sgd.outer", new $Setting({ key: "local_sgd.outer", default: "nesterov" })], ["local_sgd.outer_learning_rate", new $Setting({ key: "local_sgd.outer_learning_rate", default: "auto" })], ["local_sgd.outer_momentum", new $Setting({ key: "local_sgd.outer_momentum", default: "auto" })], ["local_sgd.gradients", new $Setting({ key: "local_sgd.gradients", default: "fp32" })], ["local_sgd.fragments", new $Setting({ key: "local_sgd.fragments", default: 1 })], ["local_sgd.delay", new $Setting({ key: "local_sgd.delay", default: 0 })], ["local_sgd.min_islands", new $Setting({ key: "local_sgd.min_islands", default: "all" })], ["local_sgd.restarts", new $Setting({ key: "local_sgd.restarts", default: 1 })], ["data.source", new $Setting({ key: "data.source", default: "stdlib" })], ["data.mixture", new $Setting({ key: "data.mixture", default: "none" })], ["data.tokenizer", new $Setting({ key: "data.tokenizer", default: "bytes" })], ["data.validation_fraction", new $Setting({ key: "data.validation_fraction", default: 0.01 })], ["data.epoch_end", new $Setting({ key: "data.epoch_end", default: "continue" })], ["data.train_on", new $Setting({ key: "data.train_on", default: "all" })], ["train.steps", new $Setting({ key: "train.steps", default: 1000 })], ["train.weights", new $Setting({ key: "train.weights", default: "none" })], ["train.weights_optimizer", new $Setting({ key: "train.weights_optimizer", default: false })], ["train.adapters", new $Setting({ key: "train.adapters", default: "none" })], ["train.run_name", new $Setting({ key: "train.run_name", default: "auto" })], ["train.runs_dir", new $Setting({ key: "train.runs_dir", default: "runs" })], ["train.validate_every", new $Setting({ key: "train.validate_every", default: "never" })], ["train.validation_batches", new $Setting({ key: "train.validation_batches", default: 8 })], ["train.step_timeout_s", new $Setting({ key: "train.step_timeout_s", default: 600.0 })], ["train.desync_after_s", new $Setting({ key: "train.desync_after_s", default: 10.0 })], ["checkpoint.every", new $Setting({ key: "checkpoint.every", default: "never" })], ["checkpoint.keep", new $Setting({ key: "checkpoint.keep", default: 2 })], ["observe.log_every", new $Setting({ key: "observe.log_every", default: "auto" })], ["observe.events", new $Setting({ key: "observe.events", default: true })], ["observe.events_budget_bytes", new $Setting({ key: "observe.events_budget_bytes", default: 50000000 })], ["observe.trackers", new $Setting({ key: "observe.trackers", default: "none" })], ["observe.tracker_project", new $Setting({ key: "observe.tracker_project", default: "echelon" })], ["observe.tracker_drain_s", new $Setting({ key: "observe.tracker_drain_s", default: 30.0 })]]);
+
 const $_SHARED_STREAMS = $rt.dict([["sequential", 0.0], ["parallel", 1.0], ["parallel-one-norm", 2.0]]);
 
 const $_closed_forms = [new $ClosedForms({ idle_s: $lambda_3, in_flight: $lambda_4, waiting: null }), new $ClosedForms({ idle_s: $lambda_5, in_flight: $lambda_6, waiting: null }), new $ClosedForms({ idle_s: $lambda_5, in_flight: $lambda_7, waiting: null }), new $ClosedForms({ idle_s: $lambda_8, in_flight: $lambda_9, waiting: null }), new $ClosedForms({ idle_s: $lambda_8, in_flight: $lambda_6, waiting: null }), new $ClosedForms({ idle_s: $lambda_10, in_flight: $lambda_7, waiting: $rt.min }), new $ClosedForms({ idle_s: $lambda_11, in_flight: $lambda_12, waiting: $lambda_13 }), new $ClosedForms({ idle_s: $lambda_14, in_flight: $lambda_7, waiting: $lambda_15 }), new $ClosedForms({ idle_s: $lambda_16, in_flight: $lambda_17, waiting: $lambda_18 }), new $ClosedForms({ idle_s: $lambda_19, in_flight: $lambda_17, waiting: $lambda_18 })];
+
+const $MESH_AXES = ["pp", "dp_replicate", "dp_shard", "cp", "tp"];
+
+const $PLAIN = $rt.dict([["ep", 1], ["servers", 0], ["sequence_parallel", false], ["tp_overlap", "none"], ["reshard", "always"], ["secondary", false], ["gather", "parameters"], ["reduce", "exact"], ["optimizer_offload", "none"], ["parameter_offload", "none"], ["virtual", 1], ["optimizer", "adamw"], ["every", 1], ["operators", "auto"], ["context", "ring"], ["ulysses", 1], ["expert_tp", 1], ["dispatch", "flat"], ["chunks", 1]]);
 
 const $MIXED_PRECISION = new $StatePrecision({ parameters: 2, gradients: 2, master: 4, moments: 8 });
 

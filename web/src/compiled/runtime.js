@@ -388,6 +388,16 @@ export function fixed(value, digits, group) {
   return (value < 0 || Object.is(value, -0) ? "-" : "") + (group ? commas(text) : text);
 }
 
+// As `toml_text` of Python: a value as it stands in a run file.
+export function toml(value) {
+  if (Array.isArray(value)) return `[${value.map(toml).join(", ")}]`;
+  if (typeof value === "string") return JSON.stringify(value);
+  return typeof value === "boolean" ? String(value) : str(value);
+}
+
+// What settings of the page never come to: files of schedules, degrees that are left open.
+export const unknown = () => fail("the page does not know it");
+
 // As `in_singular` of Python: one of something is not several.
 export function singular(pattern, verbs, names, text) {
   return text.replace(new RegExp(pattern, "g"), (...found) => {

@@ -170,7 +170,7 @@ function asker(found: ExplorerDocument, controls: Control[]) {
       record: found.tables.clusters[at]!,
     };
   };
-  const broken = (one: Asked) => broken_rules(tables, one.controls, one.model, one.cluster);
+  const broken = (one: Asked) => broken_rules(one.controls, one.model, one.cluster);
   return {
     tables,
     of,

@@ -3,12 +3,11 @@
 
 import { bytesText } from "../bytes";
 import type { BarsFigure, DataTable, MeshFigure, WaterfallFigure } from "../document";
-import { mesh_axes } from "../compiled/formulas.js";
+import { mesh_axes, tone_of } from "../compiled/formulas.js";
 import type { Controls, Prediction, Table } from "../compiled/formulas.js";
 import type { ClusterRecord } from "./state";
 
-const COMPUTE = new Set(["matmul", "attention", "memory", "head", "recompute", "optimizer"]);
-const SENT = new Set(["tensor", "context", "expert", "messages", "gather", "gradients"]);
+const TONES = { compute: "compute", communication: "exposed communication", idle: "idle" };
 // Of the step: smaller terms are one bar.
 const LEAST = 0.005;
 
@@ -44,9 +43,9 @@ export function stepFigure(found: Prediction): WaterfallFigure {
   const terms = [...found.seconds].filter(([, seconds]) => seconds > 0);
   const large = terms.filter(([, seconds]) => seconds >= LEAST * total);
   const small = terms.filter(([, seconds]) => seconds < LEAST * total);
-  const rows = large.map(([label, seconds]) => ({ label, parts: [{ tone: toneOf(label), seconds }] }));
+  const rows = large.map(([label, seconds]) => ({ label, parts: [{ tone: tone_of(label), seconds }] }));
   if (small.length) {
-    rows.push({ label: "other", parts: small.map(([name, seconds]) => ({ tone: toneOf(name), seconds })) });
+    rows.push({ label: "other", parts: small.map(([name, seconds]) => ({ tone: tone_of(name), seconds })) });
   }
   let start = 0;
   return {
@@ -56,17 +55,19 @@ export function stepFigure(found: Prediction): WaterfallFigure {
       start += seconds;
       return { ...row, start: start - seconds, text: secondsText(seconds), share_text: shareText(seconds / total) };
     }),
+    tones: (["compute", "communication", "idle"] as const).flatMap((tone) => {
+      const own = terms.filter(([name]) => tone_of(name) === tone).reduce((sum, [, seconds]) => sum + seconds, 0);
+      return own > 0
+        ? [{ tone, name: TONES[tone], text: secondsText(own), share_text: shareText(own / total) }]
+        : [];
+    }),
+    others: small.map(([name]) => name),
     total,
     total_text: secondsText(total),
     low: total,
     high: total,
     band_text: secondsText(total),
   };
-}
-
-function toneOf(term: string): "compute" | "communication" | "idle" {
-  if (COMPUTE.has(term)) return "compute";
-  return SENT.has(term) ? "communication" : "idle";
 }
 
 export function meshFigure(controls: Controls, cluster: ClusterRecord, table: Table): MeshFigure {

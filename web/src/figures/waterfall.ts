@@ -5,29 +5,28 @@ import type { WaterfallFigure, WaterfallRow } from "../document";
 import { el } from "../dom";
 import { legend } from "./legend";
 
-const TONES: Record<string, [string, string]> = {
-  compute: ["compute", "var(--compute)"],
-  communication: ["exposed communication", "var(--communication)"],
-  idle: ["idle", "var(--idle)"],
-  other: ["other", "var(--k7)"],
+const FILLS: Record<string, string> = {
+  compute: "var(--compute)",
+  communication: "var(--communication)",
+  idle: "var(--idle)",
 };
 
 export function waterfall(host: HTMLElement, found: WaterfallFigure): void {
   const most = Math.max(found.high, found.total, Number.MIN_VALUE);
+  const names = new Map<string, string>(found.tones.map((one) => [one.tone, one.name]));
   const share = (seconds: number) => `${(100 * seconds) / most}%`;
-  const tones = [...new Set(found.rows.flatMap((row) => row.parts.map((part) => part.tone)))];
   host.append(
-    legend(tones.map((tone) => ({ name: TONES[tone]![0], fill: TONES[tone]![1] }))),
-    el("div", { class: "rows" }, ...found.rows.map((row) => bar(row, share)), total(found, share)),
+    legend(found.tones.map((one) => ({ name: one.name, fill: FILLS[one.tone]! }))),
+    el("div", { class: "rows" }, ...found.rows.map((row) => bar(row, names, share)), total(found, share)),
   );
 }
 
-function bar(row: WaterfallRow, share: (seconds: number) => string): Node {
+function bar(row: WaterfallRow, names: Map<string, string>, share: (seconds: number) => string): Node {
   const parts = row.parts.map((part) =>
     el("span", {
       class: "part",
-      style: `width:${share(part.seconds)};background:${TONES[part.tone]![1]}`,
-      title: `${row.label}: ${row.text}, ${TONES[part.tone]![0]}`,
+      style: `width:${share(part.seconds)};background:${FILLS[part.tone]}`,
+      title: `${row.label}: ${row.text}, ${names.get(part.tone)}`,
     }),
   );
   return el(

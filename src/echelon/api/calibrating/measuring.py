@@ -147,7 +147,7 @@ class Measuring:
         if missing:
             ranks = ", ".join(map(str, sorted({one.degree for one in missing})))
             self.say(f"measuring {len(missing)} collectives of {ranks} ranks")
-            from echelon.training.measure.collectives import CollectiveJob, measure_collectives
+            from echelon.training.measure.machine import CollectiveJob, measure_collectives
 
             job = CollectiveJob(
                 collectives=missing,
@@ -175,7 +175,7 @@ class Measuring:
         if missing:
             at_once = f"{running} ranks at once" if running > 1 else "one rank"
             self.say(f"measuring {len(missing)} kernels on {at_once}")
-            from echelon.training.measure.kernels import KernelJob, measure_kernels
+            from echelon.training.measure.machine import KernelJob, measure_kernels
 
             job = KernelJob(
                 kernels=missing,

@@ -36,8 +36,7 @@ from echelon.cli.explain.units import ask_units, units_json, units_text
 from echelon.cli.explain.zero import ask_zero, zero_json, zero_text
 from echelon.cli.flags import Json, Settings, argument_problem
 from echelon.cli.output import page_columns, print_result
-from echelon.config.settings.schema import SETTINGS
-from echelon.config.settings.value_types import toml_text
+from echelon.config.schema import SETTINGS
 from echelon.core.choices.strategies import STRATEGY_NAMES
 from echelon.core.errors import ConfigError
 from echelon.core.messages.removed_settings import REMOVED_SETTINGS
@@ -45,6 +44,7 @@ from echelon.core.messages.synonyms import SYNONYMS
 from echelon.core.rulebook import all_rules, areas
 from echelon.core.rulebook.config import REMOVED_SETTING, UNKNOWN_RULE
 from echelon.core.rules import did_you_mean
+from echelon.core.settings.value_types import toml_text
 from echelon.handbook.glossary import glossary_tables
 from echelon.planner.view.text_layout import WIDTH, fit_page, wrap_text
 

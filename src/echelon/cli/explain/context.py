@@ -24,8 +24,8 @@ from echelon.cost.bytes.context_memory import AttentionMemory, most_attention_me
 from echelon.cost.bytes.context_sent import block_bytes
 from echelon.cost.bytes.model_sizes import attention_merge_errors, kv_bytes
 from echelon.cost.seconds.block import ExposedSeconds, context_seconds
-from echelon.layout.context_resident import gathered_chunks, resident_chunks
 from echelon.layout.context_work import ChunkPair, attention_imbalance, chunk_pairs, chunk_runs
+from echelon.layout.ring_transfers import gathered_chunks, resident_chunks
 from echelon.planner.view.text_layout import WIDTH, flow_text, table, wrap_text
 
 KINDS: tuple[ContextKind, ...] = tuple(CONTEXT_KINDS)

@@ -16,7 +16,6 @@ from typing import Any
 
 from echelon.cli.explain.context import shown_s
 from echelon.cli.flags import bad_argument, plan_if_named
-from echelon.cli.plan.experts import expert_lines, experts_json
 from echelon.config.load import load_job
 from echelon.config.rules.experts import two_hop_obstacle
 from echelon.core.experts import Balance, ExpertLayout
@@ -38,6 +37,7 @@ from echelon.layout.expert_load import (
     num_nodes,
 )
 from echelon.layout.stage import RankPart, StagePart
+from echelon.planner.report.head import expert_facts, experts_json, fact_lines
 from echelon.planner.view.text_layout import WIDTH, flow_text, table, wrap_text
 
 
@@ -122,7 +122,7 @@ def experts_page_text(question: ExpertQuestion | None, *, columns: int = WIDTH) 
 
 def _parts(question: ExpertQuestion, *, columns: int) -> Iterator[str]:
     plan = question.plan
-    yield f"{plan.model.name}\n" + "\n".join(expert_lines(plan))
+    yield f"{plan.model.name}\n" + "\n".join(fact_lines(expert_facts(plan)))
     rows = _rows(plan)
     width = max(len(name) for name, _ in rows)
     yield "Rows of one block and microbatch on a rank, balanced\n\n" + "\n".join(

@@ -2,7 +2,7 @@
 """`echelon plan`: check a run by every rule, or search for the best way to split one.
 
 A model without a cluster is searched for on the GPUs of this machine; where it has none, four sizes
-of a common device are shown (`planner/recommend/sizes.py`).
+of a common device are shown (`planner/recommend/recommend.py`).
 
 Exit codes: 0 the run fits, or a plan was found; 1 the run does not fit, or none of the plans of a
 search does; 2 wrong input, or a search in which no plan is legal; 130 interrupted, with the best
@@ -10,16 +10,20 @@ plan of what was seen until then printed, where there is one.
 """
 
 from __future__ import annotations
-
-from typing import Annotated, Literal
-
 from cyclopts import Parameter
-
-from echelon.cli.flags import Json, Settings, bad_argument
+from echelon.cli.flags import Json
+from echelon.cli.flags import Settings
+from echelon.cli.flags import bad_argument
 from echelon.cli.output import print_json
 from echelon.cli.stderr import working
-from echelon.cli.written_files import PLAN, REPORT, RUN_FILE, Names, WrittenFiles
+from echelon.cli.written_files import Names
+from echelon.cli.written_files import PLAN
+from echelon.cli.written_files import REPORT
+from echelon.cli.written_files import RUN_FILE
+from echelon.cli.written_files import WrittenFiles
 from echelon.interop.tools import trainer_names
+from typing import Annotated
+from typing import Literal
 
 OURS = "echelon"
 
@@ -135,7 +139,7 @@ def plan(
         json=json,
     )
     if anywhere:
-        from echelon.cli.plan.sizes import plan_on_what_exists
+        from echelon.cli.plan.search import plan_on_what_exists
 
         return plan_on_what_exists(run, wanted, shown, settings=settings, pins=pin, columns=columns)
     return run_search(
@@ -145,13 +149,13 @@ def plan(
 
 def _show(run: str, settings: tuple[str, ...], *, json: bool, columns: int) -> bool:
     """Print what a run holds and sends, and return whether it fits."""
-    from echelon.cli.plan.report import plan_json, plan_text
     from echelon.config.automatic import search_note_of_job
     from echelon.config.files.times_file import unit_times_from_job
     from echelon.config.job import assumed_of_job
     from echelon.config.load import load_job
     from echelon.core.messages.plurals import in_singular
-    from echelon.planner.lint.fits import plan_fits
+    from echelon.planner.lint.checks import plan_fits
+    from echelon.planner.report.report import plan_json, plan_text
 
     with working("planning", lines=False):
         job = load_job(run, settings)
@@ -166,12 +170,12 @@ def _show(run: str, settings: tuple[str, ...], *, json: bool, columns: int) -> b
 
 def _explain(run: str, settings: tuple[str, ...], *, columns: int) -> None:
     """Say what makes a run fit, where it does not, else draw it: on stderr, beside its page."""
-    from echelon.cli.plan.view import draw
     from echelon.cli.stderr import note
     from echelon.config.load import load_job
-    from echelon.planner.answer.no_plan_view import fixes_text
+    from echelon.planner.answer.no_plan import fixes_text
     from echelon.planner.explain.fixes import candidate_from_plan, find_fixes
     from echelon.planner.predict.estimate import estimate_plan
+    from echelon.planner.report.report import pictures_text
     from echelon.planner.search.request import make_request
 
     plan = load_job(run, settings).plan
@@ -180,7 +184,7 @@ def _explain(run: str, settings: tuple[str, ...], *, columns: int) -> None:
     note(
         fixes_text(fixes, plan.cluster.device, columns=columns)
         if fixes
-        else draw(plan, estimated.seconds, estimated.bytes, columns=columns)
+        else pictures_text(plan, estimated, columns=columns)
     )
 
 
@@ -188,7 +192,7 @@ def _write_report(run: str, settings: tuple[str, ...], files: WrittenFiles) -> N
     """Write the page of a run's plan, or its figures."""
     from echelon.config.files.times_file import unit_times_from_job
     from echelon.config.load import load_job
-    from echelon.page.plan import plan_page
+    from echelon.page.documents.plan import plan_page
 
     job = load_job(run, settings)
     files.write_report(plan_page(job.plan, unit_times_from_job(job)))

@@ -9,17 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from echelon.cli.flags import OUT, require_new_files
+from echelon.cli.flags import OUT, bad_argument, require_new_files
 from echelon.cli.output import print_error_json, print_json
 from echelon.cli.stderr import note, working
 from echelon.cli.written_files import PLAN, RUN_FILE, WrittenFiles
 from echelon.config.files.new_file import write_new
+from echelon.core.errors import ConfigError
 from echelon.launch.stop import EXIT_INTERRUPTED
+from echelon.planner.recommend.sizes import NO_SIZE
+from echelon.planner.search.request import LONGEST_SEQUENCE
 
 if TYPE_CHECKING:
     from echelon.core.plan import Plan
     from echelon.planner.recommend.recommend import Recommendation
-    from echelon.planner.search.request import SearchAim
+    from echelon.planner.search.request import SearchAim, SearchRequest
     from echelon.planner.search.search import SearchResult
 
 
@@ -45,10 +48,10 @@ def run_search(
     columns: int,
 ) -> int:
     """Search, print the answer, write the best plan; return the exit code."""
-    from echelon.cli.plan.why import explanation_text
     from echelon.planner.answer.recommend_text import advice_text, heading_text
     from echelon.planner.answer.search_json import explanation_json, found_json
     from echelon.planner.answer.search_text import answer_text
+    from echelon.planner.answer.why_text import explanation_text
     from echelon.planner.explain.why import explain_result
     from echelon.planner.recommend.recommend import Recommendation, recommend
     from echelon.planner.search.request import LONGEST_SEQUENCE, make_request
@@ -98,7 +101,7 @@ def run_search(
 
 def _tell_no_plan(answer: SearchResult, shown: SearchOutputOptions, *, columns: int) -> int:
     """Say why a search has no plan and what would fit; return the exit code, or raise the error."""
-    from echelon.planner.answer.no_plan_view import leanest_json, no_plan_text
+    from echelon.planner.answer.no_plan import leanest_json, no_plan_text
     from echelon.planner.explain.no_plan import NothingFits, explain_no_plan
 
     with working("looking for what would fit", lines=not shown.json):
@@ -139,7 +142,7 @@ def _command(
 def _write_report(found: Recommendation | SearchResult, files: WrittenFiles, asked: str) -> None:
     """Write the page of the best plan, or its figures, where that is wanted."""
     if files.has_report:
-        from echelon.page.search import search_page
+        from echelon.page.documents.search import search_page
 
         files.write_report(search_page(found, asked))
 
@@ -164,3 +167,65 @@ def _write_run(plan: Plan, out: Path) -> None:
     for file, text in files.items():
         write_new(file, text, key=OUT)
     write_new(out, run_toml(run), key=OUT)
+
+
+_HINT = "--cluster {name}; any COUNTxDEVICE or a cluster file will do."
+
+
+def plan_on_what_exists(
+    model: str,
+    wanted: SearchAim,
+    shown: SearchOutputOptions,
+    *,
+    settings: Sequence[str],
+    pins: Sequence[str],
+    columns: int,
+) -> int:
+    """Print the answer on the GPUs of this machine, or on four clusters; return the exit code.
+
+    It is 1 where no cluster has a plan.
+    """
+    from echelon.cli.plan.search import run_search
+    from echelon.launch.gpus import own_cluster
+    from echelon.planner.answer.sizes import sizes_json, sizes_text
+    from echelon.planner.recommend.sizes import four_sizes
+    from echelon.planner.search.request import make_request
+
+    own = own_cluster()
+    if own.name is not None:
+        return run_search(
+            model, wanted, shown, cluster=own.name, settings=settings, pins=pins, columns=columns
+        )
+    _require_no_plan_flags(shown, wanted.objective)
+
+    def request_on(cluster: str) -> SearchRequest:
+        return make_request(model, cluster=cluster, settings=settings, pins=pins, aim=wanted)
+
+    with working("searching on four sizes", lines=not shown.json):
+        # A table has the plan to run of each size, and no other one.
+        found = four_sizes(request_on, alone=not shown.json)
+    if shown.json:
+        print_json("plan", sizes_json(found))
+    elif found:
+        print(sizes_text(found, own.unknown, _HINT, columns=columns), end="")
+    if not found:
+        note(NO_SIZE)
+    return 0 if found else 1
+
+
+def _require_no_plan_flags(shown: SearchOutputOptions, objective: str) -> None:
+    """Refuse what is about one plan, where there are four."""
+    flags = {
+        OUT: bool(shown.files.paths),
+        "--why": shown.why,
+        "--detail": shown.detail,
+        "--objective front": shown.front,
+        f"--objective {LONGEST_SEQUENCE}": objective == LONGEST_SEQUENCE,
+    }
+    if given := [flag for flag, is_given in flags.items() if is_given]:
+        problem: ConfigError = bad_argument(
+            f"{' and '.join(given)} is about the plans of one cluster, none is named, and this "
+            "machine has no GPU that is known",
+            "--cluster 8xh100",
+        )
+        raise problem

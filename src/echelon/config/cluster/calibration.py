@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import cast
 
 from echelon.config.reading import read_toml
-from echelon.config.settings.value_types import COUNT, Real, Text, ValueType, toml_text
 from echelon.core.errors import Problem
+from echelon.core.settings.value_types import COUNT, Real, Text, ValueType, toml_text
 
 TABLE = "calibration"
 HELD_OUT = (

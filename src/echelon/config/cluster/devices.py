@@ -16,9 +16,9 @@ from importlib.resources import files
 from typing import Any, cast
 
 from echelon.config.presets import Preset, preset_names, read_preset
-from echelon.config.settings.value_types import toml_text
 from echelon.core.cluster import Backend, Device, Efficiency
 from echelon.core.messages.names import contains_name
+from echelon.core.settings.value_types import toml_text
 from echelon.cost.seconds.measured_kernels import replaced_efficiencies
 
 VARIANT = r"-(\d+gb|pcie)$"

@@ -28,7 +28,22 @@ from echelon.config.cluster.link_checks import (
 )
 from echelon.config.cluster.links import link_preset_from_name, link_presets
 from echelon.config.entries import Entry, check_layer
-from echelon.config.settings.value_types import (
+from echelon.config.view import View, record
+from echelon.core.cluster import (
+    NOT_MEASURED,
+    PCIE_4_BYTES_PER_S,
+    STEP_ERROR,
+    TRAINER_CONSTANTS,
+    Backend,
+    Cluster,
+    Device,
+    Efficiency,
+    Link,
+)
+from echelon.core.errors import Problem
+from echelon.core.rulebook.config import MISSING_SETTING, UNKNOWN_PRESET, WRONG_TYPE
+from echelon.core.rules import did_you_mean
+from echelon.core.settings.value_types import (
     BYTES_PER_S,
     COUNT,
     DTYPES,
@@ -48,21 +63,6 @@ from echelon.config.settings.value_types import (
     ValueType,
     toml_text,
 )
-from echelon.config.view import View, record
-from echelon.core.cluster import (
-    NOT_MEASURED,
-    PCIE_4_BYTES_PER_S,
-    STEP_ERROR,
-    TRAINER_CONSTANTS,
-    Backend,
-    Cluster,
-    Device,
-    Efficiency,
-    Link,
-)
-from echelon.core.errors import Problem
-from echelon.core.rulebook.config import MISSING_SETTING, UNKNOWN_PRESET, WRONG_TYPE
-from echelon.core.rules import did_you_mean
 from echelon.cost.seconds.measured_kernels import measured_tables
 
 DEVICE_DTYPES = (*DTYPES, "fp8")

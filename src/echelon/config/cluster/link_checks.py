@@ -25,7 +25,6 @@ from echelon.config.cluster.links import (
     link_preset_from_name,
     link_presets,
 )
-from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
 from echelon.core.cluster import Backend, Device
 from echelon.core.errors import Problem
@@ -38,6 +37,7 @@ from echelon.core.rulebook.cluster import (
 )
 from echelon.core.rulebook.mesh import LINKS_JOIN_CLUSTER
 from echelon.core.rules import nearest_divisors
+from echelon.core.settings.value_types import toml_text
 
 MARGIN = 1.25
 """How far above the rate of its name a bandwidth may be before it is questioned."""

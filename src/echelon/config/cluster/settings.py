@@ -24,8 +24,8 @@ from echelon.config.cluster.links import network_suffixes
 from echelon.config.entries import Entry, flatten
 from echelon.config.presets import preset_names, read_preset, spellings
 from echelon.config.reading import read_toml
+from echelon.config.schema import CLUSTER_SOURCES
 from echelon.config.setting_layers import entries_from_tables
-from echelon.config.settings.schema import CLUSTER_SOURCES
 from echelon.config.view import Unavailable, View
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, Problem, either

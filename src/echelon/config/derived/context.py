@@ -44,13 +44,13 @@ def ulysses_degree(view: View) -> tuple[int, str]:
         return 1, f"derived: {kind} exchanges no heads"
     degree = view.entry(DEGREE_KEY).value
     if not isinstance(degree, int):
-        return _automatic(view, cp)
+        return automatic_degree(view, cp)
     if cp % degree:
         raise Unavailable(DEGREE_KEY)
     return degree, view.entry(DEGREE_KEY).source
 
 
-def _automatic(view: View, cp: int) -> tuple[int, str]:
+def automatic_degree(view: View, cp: int) -> tuple[int, str]:
     """Return the largest proper divisor of cp that divides heads and stays on a node."""
     tp, heads = view.integer("mesh.tp"), query_heads(view)
     cluster = cluster_of(view)

@@ -40,15 +40,20 @@ def stages_per_rank(view: View) -> int:
     """
     name, pp = view.word(SCHEDULE_KEY), view.integer("mesh.pp")
     if name == FILE and not view.is_resolved:
-        schedule = schedule_file(view).schedule
-        if schedule.num_ranks != pp or schedule.num_stages % pp:
-            raise Unavailable(FILE_KEY)
-        return schedule.num_stages // pp
+        return stages_of_file(view)
     if name in SCHEDULES and view.is_default(VIRTUAL_KEY) and VIRTUAL_KEY not in view.entries:
-        fitting = _virtual_that_fit(name, pp)
+        fitting = virtual_that_fit(name, pp)
         if len(fitting) == 1:
             return fitting[0]
     return view.integer(VIRTUAL_KEY)
+
+
+def stages_of_file(view: View) -> int:
+    """Return how many stages of each rank a file has; Unavailable where it has other ranks."""
+    schedule, pp = schedule_file(view).schedule, view.integer("mesh.pp")
+    if schedule.num_ranks != pp or schedule.num_stages % pp:
+        raise Unavailable(FILE_KEY)
+    return schedule.num_stages // pp
 
 
 def num_stages(view: View) -> int:
@@ -100,6 +105,7 @@ def _read_at(path: Path, _time: int, _size: int) -> ScheduleFile:
     return read_schedule_file(path)
 
 
-def _virtual_that_fit(name: str, pp: int) -> tuple[int, ...]:
+def virtual_that_fit(name: str, pp: int) -> tuple[int, ...]:
+    """Return the stages of a rank with which a schedule can be built."""
     fits = SCHEDULES[name].fits_stages
     return tuple(n for n in range(1, MOST_VIRTUAL + 1) if fits(n * pp, pp))

@@ -21,11 +21,11 @@ from echelon.config.entries import flatten
 from echelon.config.job import Job, ResolvedSetting
 from echelon.config.presets import PRESET_KINDS, about, preset_names
 from echelon.config.reading import missing_file
-from echelon.config.settings.schema import MODEL_SOURCES
-from echelon.config.settings.value_types import toml_tables, toml_text
+from echelon.config.schema import MODEL_SOURCES
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
+from echelon.core.settings.value_types import toml_tables, toml_text
 from echelon.schedule.files import schedule_csv
 from echelon.schedule.from_plan import schedule_from_plan
 

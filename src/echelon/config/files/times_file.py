@@ -20,12 +20,12 @@ from echelon.config.derived.pipeline import AUTO, NONE, SCHEDULE_KEY, STAGES_KEY
 from echelon.config.job import Job
 from echelon.config.plan_view import plan_settings
 from echelon.config.reading import missing_file
-from echelon.config.settings.value_types import MAX_REAL, toml_text
 from echelon.config.view import View
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import Plan
 from echelon.core.rulebook.pipeline import UNIT_TIMES_READABLE
 from echelon.core.serialize import decode_json
+from echelon.core.settings.value_types import MAX_REAL, toml_text
 from echelon.cost.seconds.unit_times import (
     UnitTimes,
     unit_times_from_formulas,

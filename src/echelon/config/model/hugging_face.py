@@ -29,8 +29,7 @@ from echelon.config.model.unknown import (
     why_nothing_is_assumed,
 )
 from echelon.config.reading import is_folder, missing_file
-from echelon.config.settings.schema import MODEL_SOURCES
-from echelon.config.settings.value_types import toml_text
+from echelon.config.schema import MODEL_SOURCES
 from echelon.core.errors import Problem
 from echelon.core.rulebook.model import (
     HF_CONFIG_MISSING_KEY,
@@ -40,6 +39,7 @@ from echelon.core.rulebook.model import (
 )
 from echelon.core.rules import did_you_mean
 from echelon.core.serialize import decode_json
+from echelon.core.settings.value_types import toml_text
 
 CAPPED = ("gemma2", "gemma3_text")
 """What has caps on scores and logits."""

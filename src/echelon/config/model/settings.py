@@ -10,8 +10,8 @@ from typing import Any, cast
 from echelon.config.derived.experts import BALANCE_KEY, BIAS_KEY, HAS_BIAS
 from echelon.config.entries import Entry
 from echelon.config.presets import read_preset
+from echelon.config.schema import MODEL_SOURCES
 from echelon.config.setting_layers import model_preset_problem, preset_entries
-from echelon.config.settings.schema import MODEL_SOURCES
 from echelon.config.view import Unavailable, View, record
 from echelon.core.choices.lora import (
     ALL_LINEAR,

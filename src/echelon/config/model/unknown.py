@@ -23,7 +23,7 @@ from echelon.config.model.architectures.common import (
     read_window,
 )
 from echelon.config.model.config_json import ConfigJsonReader
-from echelon.config.settings.value_types import toml_text
+from echelon.core.settings.value_types import toml_text
 
 ASSUMED_KEY = "model.assumed"
 """The setting that lists what is assumed."""

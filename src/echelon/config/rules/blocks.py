@@ -14,7 +14,6 @@ from echelon.config.derived.kernels import (
     missing_pieces,
 )
 from echelon.config.rules.violations import RuleViolation, setting_without_effect
-from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
 from echelon.core.rulebook.config import NO_EFFECT
 from echelon.core.rulebook.model import (
@@ -25,6 +24,7 @@ from echelon.core.rulebook.model import (
     TRITON_NEEDS_GPU,
     TURNS_NEED_ROTARY,
 )
+from echelon.core.settings.value_types import toml_text
 
 FRACTION_KEY = "model.rotary.fraction"
 PLACE_KEY, RESIDUAL_KEY = "model.norm_place", "model.residual"

@@ -24,11 +24,10 @@ from echelon.config.rules.violations import (
     RuleViolation,
     SettingChanges,
     Trial,
-    by_distance,
+    near_divisors,
     setting_changes,
     setting_without_effect,
 )
-from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, kinds_with_degree
 from echelon.core.choices.kernels import ATTENTION_KERNELS, AttendedRun, misfits
@@ -38,7 +37,7 @@ from echelon.core.rulebook.mesh import (
     ULYSSES_DIVIDES_CP,
     ULYSSES_DIVIDES_HEADS,
 )
-from echelon.core.rules import nearest_divisors
+from echelon.core.settings.value_types import toml_text
 
 
 def context_divides_sequence(view: View) -> Iterator[RuleViolation]:
@@ -54,7 +53,6 @@ def context_divides_sequence(view: View) -> Iterator[RuleViolation]:
         why += f"({length} % {2 * ring} = {length % (2 * ring)})"
     step = pieces_with_tensor_ranks(view)
     below = length - length % step
-    degrees = by_distance(nearest_divisors(length, cp, limit=length), cp)
     yield RuleViolation(
         rule=CONTEXT_DIVIDES_SEQUENCE,
         message=f"{LENGTH_KEY} = {length} is not a multiple of {why}",
@@ -62,7 +60,7 @@ def context_divides_sequence(view: View) -> Iterator[RuleViolation]:
         set_by=(LENGTH_KEY, CP_KEY, KIND_KEY, DEGREE_KEY),
         suggestions=(
             setting_changes(LENGTH_KEY, (n for n in (below, below + step) if n)),
-            (_with_automatic_degree(view, {CP_KEY: n}) for n in degrees),
+            (_with_automatic_degree(view, {CP_KEY: n}) for n in near_divisors(length, cp)),
             _other_kinds,
         ),
     )
@@ -80,14 +78,13 @@ def ulysses_divides_cp(view: View) -> Iterator[RuleViolation]:
         why = f'but "{kind}" exchanges heads among all of {CP_KEY} = {cp}'
     else:
         why = f"which does not divide {CP_KEY} = {cp} ({cp} % {degree} = {cp % degree})"
-    degrees = by_distance(nearest_divisors(cp, degree, limit=cp), degree)
     yield RuleViolation(
         rule=ULYSSES_DIVIDES_CP,
         message=f"{DEGREE_KEY} = {degree}, {why}",
         key=DEGREE_KEY,
         set_by=(DEGREE_KEY, CP_KEY, KIND_KEY),
         suggestions=(
-            setting_changes(DEGREE_KEY, degrees),
+            setting_changes(DEGREE_KEY, near_divisors(cp, degree)),
             _kinds_with_degree,
             lambda trial: trial.first(setting_changes(CP_KEY, (degree, 2 * degree)), 1),
         ),
@@ -100,12 +97,7 @@ def ulysses_divides_heads(view: View) -> Iterator[RuleViolation]:
         return
     heads, (degree, _) = query_heads(view), ulysses_degree(view)
     kind, tp, total = view.word(KIND_KEY), view.integer("mesh.tp"), view.integer("model.heads")
-    shared = by_distance(nearest_divisors(heads, degree, limit=heads), degree)
     among_all = CONTEXT_KINDS[kind].exchange == "all"
-    if among_all:
-        degrees = (_with_automatic_degree(view, {CP_KEY: n}) for n in shared)
-    else:
-        degrees = setting_changes(DEGREE_KEY, shared)
     yield RuleViolation(
         rule=ULYSSES_DIVIDES_HEADS,
         message=f"{KIND_KEY} = {toml_text(kind)} shares out heads among {degree} ranks, but "
@@ -113,8 +105,18 @@ def ulysses_divides_heads(view: View) -> Iterator[RuleViolation]:
         f"({heads} % {degree} = {heads % degree})",
         key=CP_KEY if among_all else DEGREE_KEY,
         set_by=(DEGREE_KEY, CP_KEY, KIND_KEY, "model.heads", "mesh.tp"),
-        suggestions=(degrees, _other_kinds),
+        suggestions=(_shares_of_heads(view, heads, degree, among_all), _other_kinds),
     )
+
+
+def _shares_of_heads(
+    view: View, heads: int, degree: int, among_all: bool
+) -> Iterator[SettingChanges]:
+    """Return degrees of an exchange that divide heads, the nearest first."""
+    shared = near_divisors(heads, degree)
+    if among_all:
+        return (_with_automatic_degree(view, {CP_KEY: n}) for n in shared)
+    return setting_changes(DEGREE_KEY, shared)
 
 
 def attention_kernel_takes(view: View) -> Iterator[RuleViolation]:

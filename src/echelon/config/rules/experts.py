@@ -36,7 +36,7 @@ from echelon.config.rules.violations import (
     setting_changes,
     setting_without_effect,
 )
-from echelon.config.settings.schema import SETTINGS
+from echelon.config.schema import SETTINGS
 from echelon.config.view import Unavailable, View, mesh_of
 from echelon.core.axis import Axis
 from echelon.core.experts import unrounded_capacity
@@ -62,6 +62,7 @@ DISPATCH_KEY, CHUNKS_KEY, PADDED_KEY = "experts.dispatch", "experts.chunks", "ex
 TWO_HOP = "two-hop"
 TOP_K_KEY, DROP_KEY = "model.experts.top_k", "experts.drop"
 HAS_AUX = ("aux", "both")
+EXPERT_KEYS = tuple(key for key in SETTINGS if key.startswith("experts."))
 
 
 def ep_without_experts(view: View) -> Iterator[RuleViolation]:
@@ -151,7 +152,6 @@ def expert_tp_divides_ffn(view: View) -> Iterator[RuleViolation]:
     require_experts(view)
     pieces, ffn = expert_tp(view), view.integer(FFN_KEY)
     if ffn % pieces:
-        fewer = near_divisors(ffn, pieces)
         yield RuleViolation(
             rule=EXPERT_TP_DIVIDES_FFN,
             key=EXPERT_TP_KEY,
@@ -160,7 +160,7 @@ def expert_tp_divides_ffn(view: View) -> Iterator[RuleViolation]:
             set_by=(EXPERT_TP_KEY, FFN_KEY),
             suggestions=(
                 {EXPERT_TP_KEY: 1},
-                ({EXPERT_TP_KEY: n, TP_KEY: n} for n in fewer if n > 1),
+                ({EXPERT_TP_KEY: n, TP_KEY: n} for n in near_divisors(ffn, pieces) if n > 1),
                 setting_changes(
                     FFN_KEY, (n for n in (ffn - ffn % pieces, ffn + -ffn % pieces) if n)
                 ),
@@ -237,14 +237,12 @@ def two_hop_violations(view: View) -> Iterator[RuleViolation]:
     node = cluster_of(view).devices_per_node
     why = two_hop_obstacle(mesh_of(view), view.integer(EXPERT_TP_KEY), node)
     if why:
-        both = gcd(view.integer(COUNT_KEY), fold_degree(view))
-        degrees = near_divisors(both, view.integer(EP_KEY))
         yield RuleViolation(
             rule=TWO_HOP_NEEDS_NODES,
             key=DISPATCH_KEY,
             message=f'{DISPATCH_KEY} = "two-hop", but {why}',
             set_by=(DISPATCH_KEY, EP_KEY),
-            suggestions=(setting_changes(EP_KEY, degrees), {DISPATCH_KEY: "flat"}),
+            suggestions=(_degrees(view), {DISPATCH_KEY: "flat"}),
         )
 
 
@@ -343,8 +341,8 @@ def bias_balance_has_bias(view: View) -> Iterator[RuleViolation]:
 def expert_settings_of_dense_model(view: View) -> Iterator[RuleViolation]:
     """Find settings of experts of a model that has none."""
     if not has_experts(view):
-        for key in SETTINGS:
-            if key.startswith("experts.") and key not in view.wrong:
+        for key in EXPERT_KEYS:
+            if key not in view.wrong:
                 yield from setting_without_effect(view, key, f"{view.model_name} has no experts")
 
 

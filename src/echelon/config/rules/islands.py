@@ -16,7 +16,7 @@ from echelon.config.derived.replicas import (
     min_islands_of,
 )
 from echelon.config.rules.violations import RuleViolation, setting_without_effect
-from echelon.config.settings.schema import SETTINGS
+from echelon.config.schema import SETTINGS
 from echelon.config.view import View, mesh_of
 from echelon.core.rulebook.islands import (
     LOCAL_SGD_CODES_SAVE_BYTES,

@@ -17,7 +17,6 @@ from echelon.config.model.settings import (
     lora_targets,
 )
 from echelon.config.rules.violations import RuleViolation, setting_without_effect
-from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
 from echelon.core.choices.lora import ALL_LINEAR, MLP_LINEARS
 from echelon.core.rulebook.weights import (
@@ -28,6 +27,7 @@ from echelon.core.rulebook.weights import (
     LORA_REPLICAS,
     LORA_TARGETS,
 )
+from echelon.core.settings.value_types import toml_text
 
 OFF = f'{RANK_KEY} = "none"'
 WHOLE: tuple[tuple[str, object], ...] = (

@@ -210,12 +210,6 @@ def batch_divides(view: View) -> Iterator[RuleViolation]:
     rest = total % (size * dp)
     if rest == 0:
         return
-    suggestions = [
-        f"global_sequences = {n}" for n in (total - rest, total - rest + size * dp) if n > 0
-    ]
-    if total % dp == 0:
-        sizes = nearest_divisors(total // dp, size, limit=2)
-        suggestions += [f"microbatch_sequences = {n}" for n in sizes]
     yield RuleViolation(
         rule=BATCH_DIVIDES,
         message=f"batch.global_sequences = {total} is not a multiple of microbatch_sequences x "
@@ -227,8 +221,18 @@ def batch_divides(view: View) -> Iterator[RuleViolation]:
             "mesh.dp_replicate",
             "mesh.dp_shard",
         ),
-        suggestions=suggestions,
+        suggestions=_even_batches(total, size, dp),
     )
+
+
+def _even_batches(total: int, size: int, dp: int) -> list[str]:
+    """Return the nearest batches that data ranks share evenly, as text."""
+    below = total - total % (size * dp)
+    found = [f"global_sequences = {n}" for n in (below, below + size * dp) if n > 0]
+    if total % dp == 0:
+        sizes = nearest_divisors(total // dp, size, limit=2)
+        found += [f"microbatch_sequences = {n}" for n in sizes]
+    return found
 
 
 def symmetric_memory_reaches_ranks(view: View) -> Iterator[RuleViolation]:

@@ -14,7 +14,6 @@ from echelon.config.rules.violations import (
     near_divisors,
     setting_changes,
 )
-from echelon.config.settings.value_types import toml_text
 from echelon.config.view import Unavailable, View
 from echelon.core.rulebook.config import NOT_BUILT_YET
 from echelon.core.rulebook.experts import (
@@ -40,6 +39,7 @@ from echelon.core.rulebook.model import (
     VOCABULARY_HOLDS_TOKENIZER,
 )
 from echelon.core.rules import nearest_divisors
+from echelon.core.settings.value_types import toml_text
 
 BYTES_VOCABULARY = 257  # 256 bytes, and the end of a document: training/data/tokenizer.py
 

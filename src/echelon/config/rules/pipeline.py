@@ -38,8 +38,7 @@ from echelon.config.rules.violations import (
     setting_changes,
     setting_without_effect,
 )
-from echelon.config.settings.schema import CLUSTER_SOURCES
-from echelon.config.settings.value_types import toml_text
+from echelon.config.schema import CLUSTER_SOURCES
 from echelon.config.view import View, data_ranks, mesh_of
 from echelon.core.errors import ConfigError, EchelonError
 from echelon.core.rulebook.config import MISSING_SETTING
@@ -53,7 +52,8 @@ from echelon.core.rulebook.pipeline import (
     UNIT_TIMES_FIT_RUN,
 )
 from echelon.core.rules import nearest_divisors
-from echelon.schedule.build import SCHEDULES, schedule_problems
+from echelon.core.settings.value_types import toml_text
+from echelon.schedule.build import SCHEDULES, builder_problems, unknown_schedule
 from echelon.schedule.check import check_schedule
 from echelon.schedule.plan_problems import coverage_problem, tied_embedding_problems
 
@@ -69,20 +69,32 @@ def schedule_fits(view: View) -> Iterator[RuleViolation]:
     if name in (FILE, AUTO):
         return
     if name not in SCHEDULES:
-        # The other numbers do not matter: it reports the name alone.
-        for problem in schedule_problems(name, num_stages=1, num_ranks=1, num_microbatches=1):
-            ways = [_schedules_or((*problem.suggestions, FILE, AUTO), name)]
-            yield RuleViolation.from_problem(problem, SCHEDULE_KEY, suggestions=ways)
+        problem = unknown_schedule(name)
+        yield RuleViolation(
+            rule=problem.rule,
+            key=problem.key,
+            message=problem.message,
+            set_by=(SCHEDULE_KEY,),
+            suggestions=[_schedules_or((*problem.suggestions, FILE, AUTO), name)],
+        )
         return
-    pp = view.integer(PP_KEY)
-    for problem in schedule_problems(
-        name, num_stages=num_stages(view), num_ranks=pp, num_microbatches=num_microbatches(view)
-    ):
-        keys, ways = (PP_KEY, *BATCH_KEYS[:2]), [_batches_or(problem.suggestions, name)]
-        if problem.rule in (SCHEDULE_STAGES_PER_RANK.id, SCHEDULE_EVEN_RANKS.id):
-            keys, ways = (VIRTUAL_KEY, PP_KEY), [suggest_placements]
-        yield RuleViolation.from_problem(
-            problem, SCHEDULE_KEY, *keys, suggestions=[*ways, suggest_schedules]
+    wanted = SCHEDULES[name](
+        num_stages=num_stages(view),
+        num_ranks=view.integer(PP_KEY),
+        num_microbatches=num_microbatches(view),
+    )
+    for problem in builder_problems(wanted):
+        placed = problem.rule in (SCHEDULE_STAGES_PER_RANK.id, SCHEDULE_EVEN_RANKS.id)
+        keys = (VIRTUAL_KEY, PP_KEY) if placed else (PP_KEY, *BATCH_KEYS[:2])
+        yield RuleViolation(
+            rule=problem.rule,
+            key=problem.key,
+            message=problem.message,
+            set_by=(SCHEDULE_KEY, *keys),
+            suggestions=[
+                suggest_placements if placed else _batches_or(problem.suggestions, name),
+                suggest_schedules,
+            ],
         )
 
 
@@ -262,10 +274,6 @@ def layers_fill_stages(view: View) -> Iterator[RuleViolation]:
     stages, layers = num_stages(view), view.integer("model.layers")
     if layers < stages:
         virtual = stages_per_rank(view)
-        ways: list[Way] = [suggest_placements]
-        if stages <= MOST_LISTED:
-            listed: list[list[int]] = [[layer] if layer < layers else [] for layer in range(stages)]
-            ways.append({STAGES_KEY: listed})
         product = f"mesh.pp = {view.integer('mesh.pp')}"
         product += f" x {virtual} stages on each rank" if virtual > 1 else ""
         yield RuleViolation(
@@ -273,8 +281,14 @@ def layers_fill_stages(view: View) -> Iterator[RuleViolation]:
             message=f"{product} makes {stages} stages, but {view.model_name} has {layers} blocks",
             key="mesh.pp",
             set_by=("mesh.pp", "model.layers"),
-            suggestions=ways,
+            suggestions=(suggest_placements, *_one_block_each(stages, layers)),
         )
+
+
+def _one_block_each(stages: int, layers: int) -> Iterator[SettingChanges]:
+    """Yield stages of one block each, the last ones empty, where a message has room for them."""
+    if stages <= MOST_LISTED:
+        yield {STAGES_KEY: [[layer] if layer < layers else [] for layer in range(stages)]}
 
 
 def stages_match_mesh(view: View) -> Iterator[RuleViolation]:

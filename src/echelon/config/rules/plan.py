@@ -17,8 +17,7 @@ from echelon.config.job import ResolvedSetting
 from echelon.config.plan_view import view_from_plan
 from echelon.config.rules.finders import FINDERS, PLAN_FINDERS
 from echelon.config.rules.violations import find_problems
-from echelon.config.settings.schema import SETTINGS
-from echelon.config.settings.value_types import toml_text
+from echelon.config.schema import SETTINGS
 from echelon.config.view import View
 from echelon.core.axis import Axis
 from echelon.core.errors import ConfigError, EnvironmentProblem, InfeasiblePlan, Problem
@@ -27,6 +26,7 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.config import NOT_BUILT_YET
 from echelon.core.rulebook.model import ASSUMED_MODEL_NEEDS_YES
 from echelon.core.rulebook.zero import INT8_GATHER_OF_ALL, NVME_NEEDS_FOLDER
+from echelon.core.settings.value_types import toml_text
 from echelon.core.units import binary_bytes
 from echelon.cost.bytes.held import bytes_held_by_pool
 from echelon.layout.stage import pp_rank_of

@@ -23,7 +23,6 @@ from echelon.config.derived.experts import (
     shared_width,
 )
 from echelon.config.rules.violations import RuleViolation, setting_without_effect
-from echelon.config.settings.value_types import DTYPES, toml_text
 from echelon.config.view import View
 from echelon.core.plan import DTYPE_BYTES
 from echelon.core.rulebook.precision import (
@@ -46,6 +45,7 @@ from echelon.core.rulebook.precision import (
     ONE_HALF_FORMAT,
 )
 from echelon.core.rules import Rule, nearest_divisors
+from echelon.core.settings.value_types import DTYPES, toml_text
 
 ROLES = ("parameters", "gradients", "reduction", "master")
 HALF = ("bf16", "fp16")

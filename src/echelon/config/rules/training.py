@@ -8,12 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import cast
 
+from echelon.config.derived.experts import has_dense_layers
 from echelon.config.entries import DEFAULT
 from echelon.config.job import DataSettings, Job, ResolvedSetting
-from echelon.config.model.settings import READ_BY_KIND, build_model
+from echelon.config.model.settings import READ_BY_KIND
 from echelon.config.rules.violations import RuleViolation, setting_without_effect
-from echelon.config.settings.list_types import mixture_parts
-from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
 from echelon.core.choices.data_mixture import phases_of, places_of, sources_of
 from echelon.core.choices.optimizers import OPTIMIZERS
@@ -23,6 +22,8 @@ from echelon.core.model_shape import RopeKind, RopeScaling
 from echelon.core.rulebook.config import CONFLICTING_SETTINGS, NO_EFFECT
 from echelon.core.rulebook.data import DATA_IS_NAMED, MIXTURE_PARTS, MIXTURE_SCHEDULE
 from echelon.core.rulebook.mesh import DECAY_FITS_NORM_OFFSET, LEARNING_RATE_FITS_STEPS
+from echelon.core.settings.list_types import mixture_parts
+from echelon.core.settings.value_types import toml_text
 
 
 def recompute_settings_without_effect(view: View) -> Iterator[RuleViolation]:
@@ -58,18 +59,14 @@ def recomputed_operators(view: View) -> Iterator[RuleViolation]:
     if policy == "selective" and not operators:
         message = f'recompute.policy = "selective" changes nothing: {key} = [] names no operator'
         yield RuleViolation(rule=NO_EFFECT, key=key, message=message, suggestions=(auto,))
-    model = build_model(view)
-    lost = {
-        "activation": "no block has an MLP that every token meets alone",
-        "mlp": "no block has an MLP that every token meets alone",
-        "attention": "latent attention is not redone by itself",
-    }
-    if model.has_dense_blocks:
-        lost = {"activation": "it is a part of mlp"} if "mlp" in operators else {}
-        if model.latent is not None:
-            lost["attention"] = "latent attention is not redone by itself"
-    elif model.latent is None:
-        del lost["attention"]
+    lost: dict[str, str] = {}
+    if not has_dense_layers(view):
+        alone = "no block has an MLP that every token meets alone"
+        lost = {"activation": alone, "mlp": alone}
+    elif "mlp" in operators:
+        lost = {"activation": "it is a part of mlp"}
+    if view.has_table("model.latent"):
+        lost["attention"] = "latent attention is not redone by itself"
     for operator in operators:
         if operator in lost:
             rest = [one for one in operators if one not in lost]

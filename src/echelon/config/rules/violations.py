@@ -17,13 +17,12 @@ from itertools import islice
 from typing import cast
 
 from echelon.config.entries import Entry
-from echelon.config.settings.schema import SETTINGS
-from echelon.config.settings.value_types import toml_text
 from echelon.config.view import Unavailable, View
 from echelon.core.errors import Problem
 from echelon.core.messages.plurals import in_singular
 from echelon.core.rulebook.config import NO_EFFECT
 from echelon.core.rules import Rule, nearest_divisors
+from echelon.core.settings.value_types import toml_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,16 +110,20 @@ def setting_without_effect(
     view: View, key: str, because: str, *ways: Way, allowed: tuple[object, ...] = ()
 ) -> Iterator[RuleViolation]:
     """Yield that a setting has no effect, unless it has its default or is `allowed`."""
-    value, default = view.entry(key).value, SETTINGS[key].default
-    # A way may say what must change with it.
-    alone = not any(isinstance(way, Mapping) and key in way for way in ways)
-    if value not in (default, *allowed):
+    value = view.entry(key).value
+    if value not in (view.default(key), *allowed):
         yield RuleViolation(
             rule=NO_EFFECT,
             key=key,
             message=f"{key} = {toml_text(value)} changes nothing: {because}",
-            suggestions=(*ways, *([f"{key} = {toml_text(default)}"] if alone else [])),
+            suggestions=(*ways, *_back_to_default(view, key, ways)),
         )
+
+
+def _back_to_default(view: View, key: str, ways: Sequence[Way]) -> list[str]:
+    """Return the default of a setting as a way, where no other way says what must change too."""
+    alone = not any(isinstance(way, Mapping) and key in way for way in ways)
+    return [f"{key} = {toml_text(view.default(key))}"] if alone else []
 
 
 MOST_NAMED = 2  # values in a message

@@ -30,6 +30,7 @@ from echelon.config.rules.violations import (
     Trial,
     find_violations,
     near_divisors,
+    setting_changes,
     setting_without_effect,
 )
 from echelon.config.view import View, mesh_of
@@ -350,20 +351,24 @@ def int8_block_divides(view: View) -> Iterator[RuleViolation]:
         if width % (degree * block) == 0:
             continue
         cut = f" / {axis} = {width} / {degree}" if axis else f" = {width}"
-        common = gcd(*(width // degrees[one] for _, width, one in widths))
-        works = [n for n in near_divisors(common, block) if 1 < n <= LARGEST_BLOCK]
         yield RuleViolation(
             rule=INT8_BLOCK_DIVIDES,
             key=BLOCK_KEY,
             message=f"rows of {what}{cut} are no multiple of {BLOCK_KEY} = {block}",
             set_by=tuple(key for key in (BLOCK_KEY, axis, GATHER_KEY) if key),
             suggestions=(
-                *({BLOCK_KEY: n} for n in works[:MOST_NAMED]),
+                *_whole_blocks([width // degrees[one] for _, width, one in widths], block),
                 *({axis: n} for n in nearest_divisors(width // block, degree) if axis),
                 PLAIN_GATHER,
             ),
         )
         return
+
+
+def _whole_blocks(widths: list[int], block: int) -> Iterator[SettingChanges]:
+    """Yield the nearest blocks that divide all widths."""
+    works = [n for n in near_divisors(gcd(*widths), block) if 1 < n <= LARGEST_BLOCK]
+    return setting_changes(BLOCK_KEY, works[:MOST_NAMED])
 
 
 def _row_widths(view: View) -> Iterator[RowWidth]:

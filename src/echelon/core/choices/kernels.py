@@ -5,7 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
+
+from echelon.core.settings.configured import Configured
+from echelon.core.settings.list_types import ChoiceList
+from echelon.core.settings.value_types import Choice
 
 AttentionKernel = Literal["auto", "flash", "flash-3", "cudnn", "plain"]
 
@@ -167,8 +171,22 @@ class Kernels:
     casts included; only Triton has it.
     """
 
-    provider: KernelProvider = "plain"
-    fused: tuple[FusedPiece, ...] = ()
+    provider: Annotated[
+        KernelProvider,
+        Configured(
+            "what computes norms, rotations and the like; auto: triton on GPUs, plain on CPUs",
+            Choice(options=("auto", "plain", "triton", "compiled")),
+            default="auto",
+        ),
+    ] = "plain"
+    fused: Annotated[
+        tuple[FusedPiece, ...],
+        Configured(
+            "the pieces that are one kernel each; auto: those that the run has",
+            ChoiceList(options=FUSED_PIECES),
+            default="auto",
+        ),
+    ] = ()
 
     def of(self, piece: FusedPiece) -> KernelProvider:
         """Return what computes a piece."""

@@ -13,7 +13,10 @@ some steps later, so that it travels while islands go on.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
+
+from echelon.core.settings.configured import Configured
+from echelon.core.settings.value_types import FROM_ZERO, Integer, Real
 
 OuterOptimizerKind = Literal["sgd", "nesterov"]
 OuterGradients = Literal["fp32", "int8", "fp8"]
@@ -34,26 +37,64 @@ merge of Streaming DiLoCo (section 2.3), whose islands differ by less than they 
 class LocalSgd:
     """Say how often islands meet, and what they make of it; the default is that all always do."""
 
-    every: int = 0
+    every: Annotated[
+        int, Configured("steps that replicas train alone between meetings; 0: none", FROM_ZERO)
+    ] = 0
     """H: steps of a round; 0 where gradients are summed over all ranks in each step."""
-    islands: int = 1
+    islands: Annotated[
+        int,
+        Configured(
+            "replicas that train alone: dp_replicate", Integer(words=("auto",)), default="auto"
+        ),
+    ] = 1
     """Islands, each of which is a coordinate of `dp_replicate`."""
-    outer: OuterOptimizerKind = "sgd"
+    outer: Annotated[
+        OuterOptimizerKind,
+        Configured("the step from the mean of what islands moved", default="nesterov"),
+    ] = "sgd"
     """The outer optimizer: plain SGD, or with Nesterov's momentum."""
-    outer_learning_rate: float = 1.0
+    outer_learning_rate: Annotated[
+        float,
+        Configured(
+            "of the outer step; auto: 0.7 with nesterov, 1 with sgd",
+            Real(above=True, words=("auto",)),
+            default="auto",
+        ),
+    ] = 1.0
     """Its learning rate, the same in all rounds."""
-    outer_momentum: float = 0.0
+    outer_momentum: Annotated[
+        float,
+        Configured(
+            "of nesterov, per round; auto: 0.9",
+            Real(below=True, maximum=1.0, words=("auto",)),
+            default="auto",
+        ),
+    ] = 0.0
     """Decay of its momentum, per round."""
-    gradients: OuterGradients = "fp32"
+    gradients: Annotated[
+        OuterGradients, Configured("what islands send: differences, or codes of 8 bits")
+    ] = "fp32"
     """What travels: outer gradients themselves (in the dtype of masters, float32 at the least), or
     codes of 8 bits with a scale for each `OUTER_BLOCK` of them."""
-    fragments: int = 1
+    fragments: Annotated[int, Configured("parts of the model that meet in steps of their own")] = 1
     """Parts of the model, each of which meets in its own step of a round."""
-    delay: int = 0
+    delay: Annotated[int, Configured("steps from a meeting to its outer step", FROM_ZERO)] = 0
     """Steps after a meeting at whose end its outer step is taken."""
-    min_islands: int | AllIslands = "all"
+    min_islands: Annotated[
+        int | AllIslands,
+        Configured(
+            "with fewer islands the run ends; others are left out when they are lost",
+            Integer(words=("all",)),
+        ),
+    ] = "all"
     """With how few islands a run goes on, where others are lost; "all" ends with the first."""
-    restarts: int = DEFAULT_RESTARTS
+    restarts: Annotated[
+        int,
+        Configured(
+            "times that each lost island is started again, where min_islands lets the run go on",
+            FROM_ZERO,
+        ),
+    ] = DEFAULT_RESTARTS
     """How often each lost island is started again. Neither changes what a run computes that loses
     none."""
     island: int = 0

@@ -14,6 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import sqrt
+from typing import Annotated
+
+from echelon.core.settings.configured import Configured
+from echelon.core.settings.list_types import ChoiceList
+from echelon.core.settings.value_types import OPTIONAL_COUNT
 
 ATTENTION_LINEARS = ("q", "k", "v", "o")
 """Linear layers of attention that may have an adapter."""
@@ -53,13 +58,25 @@ LORA_A, LORA_B = "lora_a", "lora_b"
 class Lora:
     """Say which layers have an adapter, and how wide it is."""
 
-    rank: int
+    rank: Annotated[
+        int,
+        Configured(
+            "width of adapters; none: all weights are trained", OPTIONAL_COUNT, default="none"
+        ),
+    ]
     """Rows of A and columns of B."""
-    alpha: float
+    alpha: Annotated[float, Configured("adapters are scaled by alpha / rank", default=16.0)]
     """What the product of both is scaled by, before it is divided by the rank or its root."""
-    targets: tuple[str, ...]
+    targets: Annotated[
+        tuple[str, ...],
+        Configured(
+            "layers with an adapter; all-linear: those of attention and of the MLP",
+            ChoiceList(options=LORA_LINEARS, words=(ALL_LINEAR,)),
+            default=ALL_LINEAR,
+        ),
+    ]
     """Names of `LORA_LINEARS`, in that order."""
-    rslora: bool = False
+    rslora: Annotated[bool, Configured("scaled by alpha / sqrt(rank)")] = False
     """Whether it is divided by the root of the rank."""
 
     @property

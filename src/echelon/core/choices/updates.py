@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from echelon.core.settings.configured import Configured
+from echelon.core.settings.value_types import Integer, Real
 
 UpdateKind = Literal["synchronous", "asynchronous"]
 
@@ -26,9 +29,24 @@ DEFAULT_MAX_STALENESS = 2
 class Updates:
     """Say when servers apply gradients, how far workers may part, and what staleness costs."""
 
-    kind: UpdateKind = "synchronous"
-    max_staleness: int = DEFAULT_MAX_STALENESS
-    damping: float = 0.0
+    kind: Annotated[
+        UpdateKind,
+        Configured("asynchronous: each worker's gradient is applied as it comes", name="updates"),
+    ] = "synchronous"
+    max_staleness: Annotated[
+        int,
+        Configured(
+            "asynchronous: steps that a worker may be ahead of the slowest; 0: as synchronous",
+            Integer(minimum=0, maximum=10_000),
+        ),
+    ] = DEFAULT_MAX_STALENESS
+    damping: Annotated[
+        float,
+        Configured(
+            "asynchronous: the learning rate is divided by (1 + staleness) to this power",
+            Real(maximum=10.0),
+        ),
+    ] = 0.0
 
     @property
     def is_asynchronous(self) -> bool:

@@ -43,8 +43,7 @@ from echelon.cost.bytes.context_memory import (
 )
 from echelon.cost.bytes.context_sent import gathers_whole
 from echelon.layout.attention_tiles import tiles_between
-from echelon.layout.context_resident import resident_rows
-from echelon.layout.ring_plan import RingPlan, ring_plan
+from echelon.layout.ring_transfers import RingPlan, resident_rows, ring_plan
 
 _SCORES = 3  # copies
 """How often the plain kernel holds the scores of a block."""

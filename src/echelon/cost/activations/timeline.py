@@ -47,8 +47,7 @@ from echelon.cost.activations.numbers import (
 from echelon.cost.activations.units import UnitOperators, stage_unit_operators
 from echelon.layout.buckets import UNIT_HEAD
 from echelon.layout.expert_load import ExpertLoad
-from echelon.layout.layer_kinds import plan_of_layer
-from echelon.layout.stage import part_of
+from echelon.layout.stage import part_of, plan_of_layer
 from echelon.schedule.action import Action, ActionKind
 from echelon.schedule.from_plan import schedule_from_plan
 

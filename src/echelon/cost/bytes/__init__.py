@@ -11,9 +11,8 @@ expert_memory    what is held of them
 data             what buckets send: gradients and parameters; those of any module, too
 local_sgd        outer steps of islands
 servers          parameter servers
-threads          replicas on threads
 sent             what a rank sends in a step, by axis: all of the above
-modules          what a module of one's own sends
+modules          what a module of one's own sends, on ranks and on threads
 transient        what is there only while a step runs, beside activations
 held             model state by kind and pool, of other ZeRO settings, and of a checkpoint
 generate         generation: weights, messages and the cache

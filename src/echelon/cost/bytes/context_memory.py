@@ -48,9 +48,8 @@ from echelon.cost.bytes.context_sent import (
     ring_transfers_from_plan,
 )
 from echelon.cost.bytes.terms import WIDE_BYTES, HeldTerm
-from echelon.layout.context_resident import resident_rows
-from echelon.layout.layer_kinds import plan_of_layer
-from echelon.layout.ring_transfers import num_rows
+from echelon.layout.ring_transfers import num_rows, resident_rows
+from echelon.layout.stage import plan_of_layer
 
 LSE_COPIES = 4
 """Log-sum-exps that a merge holds at a time: of the piece, their sum, and two on the way to it."""

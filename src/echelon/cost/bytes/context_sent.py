@@ -34,9 +34,8 @@ from echelon.cost.bytes.terms import (
     pass_terms,
     reduce_scatter_bytes,
 )
-from echelon.layout.layer_kinds import plan_of_layer
 from echelon.layout.ring_transfers import RingTransfers, direct_transfers, num_rows, ring_transfers
-from echelon.layout.stage import RankPart, StagePart
+from echelon.layout.stage import RankPart, StagePart, plan_of_layer
 
 
 def kv_copies(heads: int, kv_heads: int, degree: int) -> int:

@@ -37,16 +37,19 @@ from echelon.layout.buckets import (
     slice_elements,
     zero_stage,
 )
-from echelon.layout.module_buckets import ModuleBuckets
-from echelon.layout.muon import MuonExchange, muon_elements
-from echelon.layout.secondary import (
+from echelon.layout.data_groups import (
+    end_ranks,
+    gradient_ranks,
     hop_degrees,
+    mirror_ranks,
     secondary_degree,
     secondary_elements,
+    shard_ranks,
 )
+from echelon.layout.modules import ModuleBuckets
+from echelon.layout.muon import MuonExchange, muon_elements
 from echelon.layout.slots import trained_buckets
 from echelon.layout.stage import RankPart
-from echelon.layout.sum_groups import end_ranks, gradient_ranks, mirror_ranks, shard_ranks
 
 COUNT_BYTES = 8
 """The token count that data ranks exchange: one int64."""

@@ -23,8 +23,7 @@ from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.all_reduce import slices_sent, sums_sent
 from echelon.cost.bytes.sent import normed_together
 from echelon.cost.bytes.terms import WIDE_BYTES
-from echelon.layout.layer_kinds import plan_of_layer
-from echelon.layout.stage import StagePart, held_parameters, part_of, pieces_of
+from echelon.layout.stage import StagePart, held_parameters, part_of, pieces_of, plan_of_layer
 
 _NUMBER_BYTES = 8  # of a token id, and of the largest logit beside it
 

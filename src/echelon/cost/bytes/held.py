@@ -51,8 +51,8 @@ from echelon.layout.buckets import (
     slice_elements,
     slice_index,
 )
+from echelon.layout.data_groups import secondary_elements
 from echelon.layout.islands import inner_plan, plan_and_rank
-from echelon.layout.secondary import secondary_elements
 from echelon.layout.slots import SlotRange, slot_ranges
 from echelon.layout.stage import held_parameters, pieces_of, pp_rank_of, rank_part, update_rule_of
 

@@ -10,7 +10,7 @@ slices, padding left out), s bytes of an element of masters and H steps a round:
                                                   S s outer gradients (with a delay)
 
 Codes of 8 bits are gathered, of which each rank sends (I-1) (n + s b): 1 byte of each, and a scale
-for each of the b blocks of `layout/outer_blocks.py` that its slices touch; for more than 7 islands
+for each of the b blocks of `layout/islands.py` that its slices touch; for more than 7 islands
 that is no less than sums in float32. Inside of an island the B blocks of a stage take 2 (n-1)/n B s
 for their largest numbers, over its n ranks.
 
@@ -43,9 +43,8 @@ from echelon.cost.bytes.terms import (
     all_reduce_bytes,
 )
 from echelon.layout.buckets import plan_buckets, slice_elements
-from echelon.layout.islands import plan_and_rank, slice_fragments
+from echelon.layout.islands import blocks_in_stage, plan_and_rank, sent_of_slices, slice_fragments
 from echelon.layout.muon import STAGE_AXES
-from echelon.layout.outer_blocks import blocks_in_stage, sent_of_slices
 from echelon.layout.stage import part_of
 
 ROUND_ROW_BYTES = 8

@@ -60,8 +60,8 @@ _GATED = 1.5
 
 
 MOST_PARTIAL_SUMS = 512
-"""Programs among which a kernel shares out the rows of a sum (`kernels/norm_triton.py`): several
-for each unit of a large GPU."""
+"""Programs among which a kernel shares out the rows of a sum (`kernels/norm_swiglu_triton.py`):
+several for each unit of a large GPU."""
 
 
 def rows_of_partial_sum(num_rows: Num) -> Num:

@@ -26,9 +26,8 @@ from dataclasses import replace
 
 from echelon.core.plan import DTYPE_BYTES, Plan, Precision, ReduceKind
 from echelon.cost.bytes.terms import WIDE_BYTES, SentTerm
-from echelon.layout.buckets import BucketPlan, slice_elements
-from echelon.layout.fp8_groups import fp8_groups
-from echelon.layout.secondary import hop_degrees
+from echelon.layout.buckets import BucketPlan, fp8_groups, slice_elements
+from echelon.layout.data_groups import hop_degrees
 
 CODE_BYTES = 1
 SCALE_BYTES = 4

@@ -54,11 +54,11 @@ from echelon.layout.buckets import (
     stage_units,
     zero_stage,
 )
+from echelon.layout.data_groups import end_ranks, gradient_ranks, mirror_ranks, shard_ranks
 from echelon.layout.expert_load import expert_blocks
 from echelon.layout.muon import muon_exchange
 from echelon.layout.slots import trained_buckets
 from echelon.layout.stage import RankPart, rank_part
-from echelon.layout.sum_groups import end_ranks, gradient_ranks, mirror_ranks, shard_ranks
 
 BUCKETS_IN_FLIGHT = 2
 """Buckets whose sum may be under way while another one fills, where memory waits for its end."""

@@ -2,7 +2,6 @@
 """Memory of a rank at each moment of a step, and the most of it: no bound, the engine's own order.
 
 rank_peak      the highest moment of each rank, by term, servers included; peaks on device and host
-threads        replicas on threads
 place_walk     the walk over the actions of a rank, and the order in which gradients are written
 pipeline       steps of few rounds, whose peak is that of the whole one; messages of stages
 buckets        parameters that are whole at stage 3; gradients that fill and are summed

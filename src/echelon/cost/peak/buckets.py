@@ -49,7 +49,7 @@ from echelon.layout.buckets import (
     stage_units,
     zero_stage,
 )
-from echelon.layout.secondary import secondary_elements
+from echelon.layout.data_groups import secondary_elements
 from echelon.layout.slots import trained_buckets
 from echelon.layout.stage import RankPart
 

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil
 
-from echelon.config.settings.value_types import Text
 from echelon.core.rulebook.interop import IMPORT_KIND
+from echelon.core.settings.value_types import Text
 from echelon.interop.abilities import by_word
 from echelon.interop.accelerate.abilities import NAMES, TABLES
 from echelon.interop.deepspeed.abilities import EXCHANGE

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import cast
 
-from echelon.config.settings.value_types import Integer, Real, Text
 from echelon.core.rulebook.config import WRONG_TYPE
+from echelon.core.settings.value_types import Integer, Real, Text
 from echelon.interop.abilities import by_word
 from echelon.interop.deepspeed.abilities import NAMES, RATE_SCHEDULES, TABLES
 from echelon.interop.import_context import ImportContext

@@ -9,15 +9,15 @@ from __future__ import annotations
 from math import ceil
 from pathlib import Path
 
-from echelon.config.settings.value_types import Text
 from echelon.core.axis import SHARD_AXES
 from echelon.core.mesh import Mesh
 from echelon.core.plan import DTYPE_BYTES
+from echelon.core.settings.value_types import Text
 from echelon.interop.abilities import by_word
 from echelon.interop.deepspeed.abilities import OFFLOAD_DEVICES, TABLES
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import FROM_ZERO, ZERO_STAGE, KeyReader
-from echelon.layout.secondary import ranks_per_node
+from echelon.layout.data_groups import ranks_per_node
 
 TABLE = "zero_optimization"
 _PREFETCH = f"{TABLE}.stage3_prefetch_bucket_size"

@@ -23,7 +23,7 @@ from echelon.interop.formats import (
     without_none,
 )
 from echelon.interop.import_context import import_context
-from echelon.layout.secondary import secondary_degree
+from echelon.layout.data_groups import secondary_degree
 
 ZERO = "zero_optimization"
 _BUFFERS = {"optimizer": 4, "parameter": 1}

@@ -21,13 +21,13 @@ from echelon.config.model.config_json import OWN_TYPE
 from echelon.config.model.hugging_face import NOT_IN_OWN_CONFIG, config_entries
 from echelon.config.model.settings import build_model, derive_model
 from echelon.config.plan_view import model_settings
-from echelon.config.settings.value_types import toml_text
 from echelon.config.view import Unavailable, View
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import EMBEDDING, base_shape, router_biases
 from echelon.core.rulebook.weights import WEIGHTS_HAVE_ARCHITECTURE, WEIGHTS_TYPE_NAMES_SHAPE
 from echelon.core.rules import did_you_mean
+from echelon.core.settings.value_types import toml_text
 from echelon.interop.weight_names.names import ROUTER_BIAS, WeightNaming, find_naming
 from echelon.interop.weight_names.source import ParameterSource
 

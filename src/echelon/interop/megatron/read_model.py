@@ -14,8 +14,8 @@ import ast
 import re
 from typing import cast
 
-from echelon.config.settings.value_types import Real
 from echelon.core.rulebook.interop import IMPORT_NOT_HONOURED
+from echelon.core.settings.value_types import Real
 from echelon.interop.abilities import by_word
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import BETA, COUNT, NUMBER, POSITIVE, KeyReader

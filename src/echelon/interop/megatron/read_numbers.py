@@ -7,9 +7,9 @@ again, what is said, saved and read.
 
 from __future__ import annotations
 
-from echelon.config.settings.value_types import Choice
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.plan import DTYPE_BYTES
+from echelon.core.settings.value_types import Choice
 from echelon.interop.abilities import by_word
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import BETA, COUNT, FRACTION, FROM_ZERO, NUMBER, POSITIVE, KeyReader

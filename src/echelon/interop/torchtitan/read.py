@@ -17,8 +17,8 @@ from typing import cast
 
 from echelon.config.entries import flatten
 from echelon.config.presets import read_preset
-from echelon.config.settings.value_types import Integer, Real, Text
 from echelon.core.choices.optimizers import PLAIN_OPTIMIZER
+from echelon.core.settings.value_types import Integer, Real, Text
 from echelon.interop.abilities import by_word
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import BETA, COUNT, FRACTION, FROM_ZERO, NUMBER, POSITIVE, KeyReader

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from math import inf
 
 from echelon.config.plan_view import model_settings, plan_settings
-from echelon.config.settings.schema import SETTINGS
+from echelon.config.schema import SETTINGS
 from echelon.core.plan import Optimizer, Plan
 from echelon.interop.formats import (
     ExportRefusal,

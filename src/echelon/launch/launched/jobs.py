@@ -23,8 +23,13 @@ from echelon.core.rulebook.islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
 from echelon.launch.context import RankContext
 from echelon.launch.environment import read_launched_rank, read_node_size
 from echelon.launch.launched.rank import JoinedLaunch, run_joined, wait_for_ranks
-from echelon.launch.local.elastic_ranks import ElasticRanks
-from echelon.launch.local.messages import TargetFunction, TargetReference, find_target, name_target
+from echelon.launch.local.messages import (
+    ElasticRanks,
+    TargetFunction,
+    TargetReference,
+    find_target,
+    name_target,
+)
 from echelon.launch.local.rank import call_target
 from echelon.launch.local.supervisor import JOB_TIMEOUT_S, LaunchOptions, RunOutcome
 from echelon.launch.process_group import PrefixStore

@@ -21,7 +21,7 @@ from echelon.launch.environment import (
     check_world_size,
     read_launched_rank,
 )
-from echelon.launch.gpu_variables import dump_environment, gpu_environment
+from echelon.launch.gpus import dump_environment, gpu_environment
 from echelon.launch.handshake import check_same_start
 from echelon.launch.host import keep_freed_memory
 from echelon.launch.launched.watchdog import WATCHDOG_INTERVAL_S, Watchdog

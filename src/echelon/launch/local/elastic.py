@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from echelon.launch.context import LostRank
-from echelon.launch.local.elastic_ranks import ElasticRanks
-from echelon.launch.local.messages import RankJob
+from echelon.launch.local.messages import ElasticRanks, RankJob
 from echelon.launch.local.output import say_if_possible
 from echelon.launch.local.rank_processes import RankProcesses
 from echelon.launch.local.rank_status import RankStatus

@@ -34,7 +34,6 @@ from echelon.launch.desync.ring import FingerprintRing, ring_path
 from echelon.launch.environment import MASTER_PORT
 from echelon.launch.handshake import check_same_start
 from echelon.launch.host import keep_freed_memory
-from echelon.launch.local.elastic_ranks import group_place
 from echelon.launch.local.messages import (
     Channel,
     ExitRequest,
@@ -45,6 +44,7 @@ from echelon.launch.local.messages import (
     RankSlot,
     TargetFunction,
     find_target,
+    group_place,
 )
 from echelon.launch.local.output import say_if_possible
 from echelon.launch.local.stacks import stacks_of_process

@@ -30,7 +30,7 @@ from echelon.launch.environment import (
     rank_environment,
     require_start_here,
 )
-from echelon.launch.gpu_variables import dump_environment
+from echelon.launch.gpus import dump_environment
 from echelon.launch.local.messages import (
     Channel,
     ForkServerReady,

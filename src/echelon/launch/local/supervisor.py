@@ -20,9 +20,9 @@ from echelon.core.cluster import Backend
 from echelon.launch.context import LostRank
 from echelon.launch.desync.ring import ring_folder
 from echelon.launch.environment import wanted_port
-from echelon.launch.local.elastic_ranks import ElasticRanks
 from echelon.launch.local.job_monitor import run_job
 from echelon.launch.local.messages import (
+    ElasticRanks,
     Limits,
     Notice,
     RankJob,

@@ -26,7 +26,7 @@ import torch
 from echelon.core.choices.kernels import AttentionKernel
 from echelon.core.errors import EnvironmentProblem
 from echelon.core.rulebook.launch import FLASH_3_INSTALLED
-from echelon.layout.attention_boxes import AttentionTile
+from echelon.layout.attention_tiles import AttentionTile
 from echelon.models.batch import start_copy
 
 FLASH_3_PACKAGE = "flash_attn_interface"

@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as fn
 
-from echelon.layout.attention_boxes import AttentionTile, KernelForm, kernel_form
+from echelon.layout.attention_tiles import AttentionTile, KernelForm, kernel_form
 from echelon.models.attention.flash import FlashArguments, FlashAttention, window_of
 from echelon.models.attention.interface import (
     AttentionGradients,

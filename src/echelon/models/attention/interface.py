@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from echelon.core.attention_mask import Band
-from echelon.layout.attention_boxes import AttentionTile
+from echelon.layout.attention_tiles import AttentionTile
 from echelon.models.precision import at_least_fp32
 
 

@@ -16,7 +16,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from echelon.core.choices.kernels import ATTENTION_KERNELS, AttentionKernel, cudnn_takes_squares
-from echelon.layout.attention_boxes import AttentionTile
+from echelon.layout.attention_tiles import AttentionTile
 from echelon.models.attention.flash import flash_on
 from echelon.models.attention.fused import HEAD_DIM_MULTIPLE, FusedCpuKernel, FusedGpuKernel
 from echelon.models.attention.interface import (

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from echelon.layout.attention_boxes import AttentionTile
+from echelon.layout.attention_tiles import AttentionTile
 from echelon.models.precision import at_least_fp32, widened
 
 

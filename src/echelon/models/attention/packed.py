@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from echelon.layout.attention_boxes import FULL, AttentionTile
+from echelon.layout.attention_tiles import FULL, AttentionTile
 from echelon.models.attention.flash import FlashArguments, FlashAttention, starts_of, window_of
 from echelon.models.attention.interface import AttentionGradients, SavedAttention
 from echelon.models.attention.online_softmax import OnlineSoftmax

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import torch
 
-from echelon.layout.attention_boxes import AttentionTile
+from echelon.layout.attention_tiles import AttentionTile
 from echelon.models.attention.flash import FlashAttention
 from echelon.models.attention.interface import (
     AttentionGradients,

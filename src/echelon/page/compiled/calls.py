@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from dataclasses import replace as dataclass_replace
 from enum import Enum
 from itertools import accumulate
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -77,6 +77,8 @@ def _compiled(scope: Scope, node: ast.Call, target: Any) -> str:
         return f"{reached.function(target)}({', '.join(_by_signature(scope, node, target))})"
     if isinstance(target, type) and is_dataclass(target):
         return f"new {reached.class_(target)}({_record(scope, node, target)})"
+    if isinstance(target, type) and target.__init__ is Exception.__init__:
+        return f"new {reached.class_(target)}()"
     if isinstance(target, type) and target.__module__.startswith("echelon."):
         found = _by_signature(scope, node, target)
         return f"new {reached.class_(target)}({', '.join(found)})"
@@ -110,11 +112,27 @@ def _by_signature(scope: Scope, node: ast.Call, target: Callable[..., Any]) -> l
     """Return the arguments of a call in the order of what is called."""
     found = inspect.signature(target).parameters.values()
     if any(one.kind is one.VAR_POSITIONAL for one in found):
-        named = [word for word in node.keywords]
-        if named:
-            refuse(scope.path, node, "arguments by name beside any number of them")
-        return [_argument(scope, one) for one in node.args]
+        return _any_number(scope, node, found)
     return _placed(scope, node, [one.name for one in found])
+
+
+def _any_number(
+    scope: Scope, node: ast.Call, parameters: Collection[inspect.Parameter]
+) -> list[str]:
+    """Return the arguments of a function that takes any number: those by name come before them."""
+    first = sum(one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
+    named = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+    given = {word.arg: expression(scope, word.value) for word in node.keywords}
+    if not given.keys() <= set(named):
+        refuse(scope.path, node, "arguments by name beside any number of them")
+    if named and any(isinstance(one, ast.Starred) for one in node.args[:first]):
+        refuse(scope.path, node, "a tuple of arguments before those by name")
+    values = [_argument(scope, one) for one in node.args]
+    return [
+        *values[:first],
+        *(given.get(name, "undefined") for name in named),
+        *values[first:],
+    ]
 
 
 def _placed(scope: Scope, node: ast.Call, names: list[str]) -> list[str]:
@@ -304,6 +322,10 @@ def _next(scope: Scope, node: ast.Call) -> str:
     return f"$rt.{word}({_plain(scope, node)})"
 
 
+def _cast(scope: Scope, node: ast.Call) -> str:
+    return expression(scope, node.args[1])
+
+
 def _accumulate(scope: Scope, node: ast.Call) -> str:
     given = {word.arg: word.value for word in node.keywords}
     if {*given} != {"initial"} or len(node.args) != 1:
@@ -326,6 +348,7 @@ _SPECIAL: Mapping[Any, Callable[[Scope, ast.Call], str]] = {
     sorted: _sorted,
     next: _next,
     accumulate: _accumulate,
+    cast: _cast,
     fields: _fields,
     dataclass_replace: _replace,
     dict.fromkeys: _fromkeys,

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cached_property
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any
 
 from echelon.page.compiled.calls import call
@@ -96,7 +96,12 @@ def _constructor(kind: type, reached: Reached) -> str:
         if item.default is not MISSING:
             given = f"$rt.given(of.{item.name}, {constant_text(item.default, reached)})"
         elif item.default_factory is not MISSING:
-            given = f"$rt.given(of.{item.name}, {constant_text(item.default_factory(), reached)})"
+            value = item.default_factory()
+            text = constant_text(value, reached)
+            if isinstance(value, MappingProxyType):
+                # Nothing changes it: it is made once.
+                text = reached.constant(text, item.name, text)
+            given = f"$rt.given(of.{item.name}, {text})"
         else:
             given = f"$rt.required(of.{item.name}, {item.name!r})"
         rows.append(f"this.{item.name} = {given};")
@@ -311,6 +316,19 @@ def _raise(scope: Scope, node: ast.Raise) -> str:
     return f"throw {expression(scope, node.exc)};"
 
 
+def _try(scope: Scope, node: ast.Try) -> str:
+    """Return what runs until one kind of error, and what runs then."""
+    if len(node.handlers) != 1 or node.orelse or node.finalbody or node.handlers[0].name:
+        refuse(scope.path, node, "a try with more than one way, or with a name for its error")
+    handler = node.handlers[0]
+    if handler.type is None:
+        refuse(scope.path, node, "a try that takes any error")
+    kind = expression(scope, handler.type)
+    lines = ["try {", *_block(scope, node.body), "} catch (error) {"]
+    lines += [f"if (!(error instanceof {kind})) throw error;", *_block(scope, handler.body), "}"]
+    return "\n".join(lines)
+
+
 def _assert(scope: Scope, node: ast.Assert) -> str:
     return f"$rt.assert({truth(scope, node.test)}, {ast.unparse(node.test)!r});"
 
@@ -341,6 +359,7 @@ _KINDS: Mapping[type[ast.stmt], Callable[[Scope, Any], str]] = {
     ast.FunctionDef: _inner,
     ast.Expr: _expression,
     ast.Raise: _raise,
+    ast.Try: _try,
     ast.Assert: _assert,
     ast.Break: lambda _, __: "break;",
     ast.Continue: lambda _, __: "continue;",

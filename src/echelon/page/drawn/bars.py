@@ -27,15 +27,13 @@ from echelon.page.drawn.marks import (
     widest,
     words,
 )
-from echelon.page.figures import BarRow, BarsFigure, HeatFigure, HeatRow, WaterfallFigure
+from echelon.planner.view.document import BarRow, BarsFigure, HeatFigure, HeatRow, WaterfallFigure
 
 ROW = 26  # pixels
 HIGH = 20  # pixels of a bar
 _LABEL = 170  # pixels of a row's label, at most
 
 _SHARE = 60  # pixels
-NAMES = {"communication": "exposed communication"}
-"""What a tone is called, where it is not by its name."""
 _ROW = 26  # pixels
 _WIDEST = 96  # pixels of a cell
 _DARK = 0.55  # share of the most from which words of a cell are dark
@@ -106,8 +104,8 @@ def _value(row: BarRow, place: int) -> float:
 
 def draw_waterfall(found: WaterfallFigure, name: str, says: str) -> Drawing:
     """Return the drawing of a step's seconds, its total with the band of measured runs last."""
-    tones = dict.fromkeys(part.tone for row in found.rows for part in row.parts)
-    body, top = key([(TONES[tone], NAMES.get(tone, tone)) for tone in tones], top=0)
+    names = {one.tone: one.name for one in found.tones}
+    body, top = key([(TONES[tone], name) for tone, name in names.items()], top=0)
     rows = [(row.label, row.text, row.share_text) for row in found.rows]
     left, right = columns([*rows, ("step", found.total_text, "")])
     scale = (right - left) / (max(finite(found.high), finite(found.total)) or 1.0)
@@ -116,7 +114,7 @@ def draw_waterfall(found: WaterfallFigure, name: str, says: str) -> Drawing:
         body += [*row_words(rows[place], y), empty((left, y, right - left, HIGH))]
         for part in row.parts:
             width = finite(part.seconds) * scale
-            tip = f"{row.label}: {row.text}, {NAMES.get(part.tone, part.tone)}"
+            tip = f"{row.label}: {row.text}, {names[part.tone]}"
             body.append(box((x, y, width, HIGH), TONES[part.tone], tip=tip))
             x += width
     y = top + ROW * len(rows) + 6

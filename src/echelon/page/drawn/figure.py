@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from echelon.page.document import Section
 from echelon.page.drawn.bars import draw_bars, draw_heat, draw_waterfall
 from echelon.page.drawn.lines import draw_lines, draw_schedule
 from echelon.page.drawn.marks import Drawing
 from echelon.page.drawn.mesh import draw_mesh
+from echelon.planner.view.document import Section
 
 DRAWN_BY: dict[str, Callable[[Any, str, str], Drawing]] = {
     "mesh": draw_mesh,

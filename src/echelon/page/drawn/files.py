@@ -17,9 +17,9 @@ from echelon.config.files.new_file import (
 from echelon.core.errors import EnvironmentProblem
 from echelon.core.optional import optional_package
 from echelon.core.rulebook.config import FONT_INSTALLED
-from echelon.page.document import PageDocument
 from echelon.page.drawn.figure import drawing
 from echelon.page.drawn.marks import Drawing, svg_file
+from echelon.planner.view.document import PageDocument
 
 ZOOM = 2.0
 """The dots of a PNG for each pixel of a drawing."""

@@ -26,7 +26,7 @@ from echelon.page.drawn.marks import (
     stroke,
     words,
 )
-from echelon.page.figures import LinesFigure, ScheduleChart, ScheduleFigure, ScheduleLane
+from echelon.planner.view.document import LinesFigure, ScheduleChart, ScheduleFigure, ScheduleLane
 
 _HIGH = 210  # pixels of the lines
 _LEFT = 64  # pixels of the names of marks

@@ -29,7 +29,7 @@ TINTS = (
     *("#e07b39", "#9aa0a8", "#b4a7d6", "#a6cf6b", "#c58b62", "#7fd1d8"),
 )
 """The fills of kinds: those of the page's style sheet, `--k0` to `--k11`."""
-TONES = {"compute": "#0072b2", "communication": "#b86e00", "idle": "#9aa0a8", "other": "#c58b62"}
+TONES = {"compute": "#0072b2", "communication": "#b86e00", "idle": "#9aa0a8"}
 """The fill of each tone of a step's seconds."""
 INK = "#10131a"
 """The color of words on a fill."""

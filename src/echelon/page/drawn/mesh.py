@@ -20,7 +20,7 @@ from echelon.page.drawn.marks import (
     shortened,
     words,
 )
-from echelon.page.figures import MeshAxis, MeshFigure
+from echelon.planner.view.document import MeshAxis, MeshFigure
 
 MOST_RANKS = 16384
 """Ranks that are drawn: no more can be told apart."""

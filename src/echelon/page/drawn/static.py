@@ -12,10 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from echelon.core.svg import plain
-from echelon.page.document import Fact, PageDocument, Section
 from echelon.page.drawn.figure import drawing
 from echelon.page.drawn.marks import svg_inside
-from echelon.page.figures import DataTable
+from echelon.planner.view.document import DataTable, Fact, PageDocument, Section
 
 MOST_BYTES = 180_000
 """The bytes of all parts together, at most; what stands above them is some thousand more."""

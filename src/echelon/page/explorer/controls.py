@@ -145,21 +145,20 @@ _PRECISION_KEYS = (
 )
 
 
-def _precision_lines(precision: Precision) -> str:
+def _precision_settings(precision: Precision) -> Mapping[str, str]:
     """Return the settings of a precision; without `parameters` the device would choose it."""
     plain = asdict(Precision())
-    said = {
+    return {
         key: value
         for key, value in asdict(precision).items()
         if key == "parameters" or (key in _PRECISION_KEYS and value != plain[key])
     }
-    return "".join(f'{key} = "{value}"\n' for key, value in said.items())
 
 
-PRECISION_LINES: Mapping[str, str] = MappingProxyType(
-    {name: _precision_lines(precision) for name, precision in PRECISIONS.items()}
+PRECISION_SETTINGS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {name: _precision_settings(precision) for name, precision in PRECISIONS.items()}
 )
-"""The lines of a run file below `[precision]`."""
+"""The settings of a run file below `[precision]`."""
 
 OPERATORS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {

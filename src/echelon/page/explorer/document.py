@@ -13,12 +13,12 @@ from echelon.core.errors import ConfigError
 from echelon.core.rulebook.config import BAD_ARGUMENT, UNKNOWN_PRESET
 from echelon.core.rules import did_you_mean
 from echelon.core.version import __version__
-from echelon.page.document import SCHEMA
+from echelon.page.explorer.broken_rules import broken_rules
 from echelon.page.explorer.controls import PLAIN, Controls
-from echelon.page.explorer.rules.finders import broken_rules
 from echelon.page.explorer.tables import explorer_tables
 from echelon.page.lessons.catalog import lesson_book
 from echelon.page.lessons.lesson import LessonBook
+from echelon.planner.view.document import SCHEMA
 
 COUNTS = (8, 64, 1024, 16384)  # devices
 DEVICES = ("a100-80gb", "h100", "h200", "b200", "mi300x")
@@ -103,7 +103,7 @@ def start_controls(
                 precision="bf16" if cluster["gpus"] else "fp32",
                 recompute="none",
             )
-            if not broken_rules(tables, found, model, cluster):
+            if not broken_rules(found, model, cluster):
                 return found
     raise AssertionError("one tensor rank breaks no rule")
 

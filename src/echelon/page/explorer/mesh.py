@@ -12,7 +12,7 @@ from math import lcm
 from typing import Any
 
 from echelon.page.explorer.controls import Controls, Record
-from echelon.page.figures import MeshAxis, MeshDigit
+from echelon.planner.view.document import MeshAxis, MeshDigit
 
 
 def mesh_axes(controls: Controls, cluster: Record) -> list[MeshAxis]:

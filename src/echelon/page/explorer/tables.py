@@ -28,7 +28,6 @@ from echelon.cost.seconds.trainers import our_constants
 from echelon.handbook.guides.situation import largest_block
 from echelon.page.explorer.controls import OPERATORS, PRECISIONS
 from echelon.schedule.build import SCHEDULES
-from echelon.schedule.builder import Builder
 
 MOST_VIRTUAL = 16  # stages of a rank
 CONTEXT_DEGREES = tuple(2**power for power in range(7))
@@ -77,7 +76,6 @@ def explorer_tables(models: Sequence[str], clusters: Sequence[str]) -> dict[str,
         "machine_rows": tables.machine_rows.rows,
         "software": tables.software.rows,
         "schedules": {name: schedule_index(name) for name in SCHEDULES},
-        "schedule_facts": {name: _schedule(builder) for name, builder in SCHEDULES.items()},
         "context_kinds": {
             name: {
                 "exchange": kind.exchange,
@@ -113,17 +111,6 @@ def _model(name: str, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _schedule(builder: type[Builder]) -> dict[str, Any]:
-    """Return what a schedule needs of ranks, stages and microbatches."""
-    return {
-        "places": builder.places,
-        "even_ranks": not builder.fits_ranks(1),
-        "virtual": [False, *(builder.fits_virtual_stages(n) for n in range(1, MOST_VIRTUAL + 1))],
-        "per_rank": builder.microbatches_per_rank,
-        "multiple": builder.microbatch_multiple,
-    }
-
-
 def _cluster(cluster: Cluster, plans: dict[str, dict[str, Plan]], tables: Tables) -> dict[str, Any]:
     gpus = cluster.backend == "nccl"
     runs = {
@@ -139,7 +126,7 @@ def _cluster(cluster: Cluster, plans: dict[str, dict[str, Plan]], tables: Tables
         "devices_per_node": cluster.devices_per_node,
         "fast_domain": fast_domain(cluster),
         "memory_bytes": float(cluster.device.memory_bytes),
-        "multiplies_fp8": cluster.device.flops("fp8") is not None,
+        "peaks": [list(peak) for peak in cluster.device.peak_flops],
         "peak_flops": {
             name: peak_flops(cluster, precision.parameters)
             for name, precision in PRECISIONS.items()

@@ -12,8 +12,6 @@ from echelon.cost.bytes.terms import (
     all_to_all_bytes,
     reduce_scatter_bytes,
 )
-from echelon.page.document import Fact
-from echelon.page.figures import DataTable
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.lesson import (
     DiagramFigure,
@@ -32,6 +30,7 @@ from echelon.page.lessons.recorded_collectives import (
     recorded_collective,
     round_board,
 )
+from echelon.planner.view.document import DataTable, Fact
 
 NAMES = ("all-reduce", "all-gather", "reduce-scatter", ALL_TO_ALL)
 RANKS = 4  # ranks that recorded

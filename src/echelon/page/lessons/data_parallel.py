@@ -8,8 +8,6 @@ from dataclasses import replace
 
 from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.model_sizes import communication_volume, model_states
-from echelon.page.document import Fact
-from echelon.page.figures import DataTable
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.lesson import (
     DiagramFigure,
@@ -33,6 +31,7 @@ from echelon.page.lessons.recorded_steps import (
     same_weights,
     sum_words,
 )
+from echelon.planner.view.document import DataTable, Fact
 
 _KINDS = ("samples", "weights", "loss", "gradient")
 _SAMPLES, _WEIGHTS, _LOSS, _GRADIENT = range(4)

@@ -13,8 +13,6 @@ from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.model_sizes import communication_volume, tensor_message_bytes
 from echelon.cost.bytes.terms import all_reduce_bytes
 from echelon.cost.seconds.stages import split_layers
-from echelon.page.document import Fact
-from echelon.page.figures import DataTable
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.lesson import (
     DiagramFigure,
@@ -27,6 +25,7 @@ from echelon.page.lessons.lesson import (
     choices,
 )
 from echelon.page.lessons.matrices import mlp_weights
+from echelon.planner.view.document import DataTable, Fact
 
 SAMPLES = 32  # samples of a step
 LAYERS = 32  # layers of the model

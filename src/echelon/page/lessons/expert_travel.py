@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from echelon.cost.bytes.model_sizes import expert_message_bytes
-from echelon.page.document import Fact
-from echelon.page.figures import DataTable
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.lesson import (
     DiagramFigure,
@@ -21,6 +19,7 @@ from echelon.page.lessons.lesson import (
     Tile,
 )
 from echelon.page.lessons.traces import read_trace
+from echelon.planner.view.document import DataTable, Fact
 
 DISPATCH, COMBINE = "experts.dispatch", "experts.combine"
 ELEMENT_BYTES = 8

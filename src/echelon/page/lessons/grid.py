@@ -11,8 +11,6 @@ from echelon.core.axis import Axis
 from echelon.core.cluster import Cluster
 from echelon.core.mesh import Mesh
 from echelon.core.units import decimal_bytes
-from echelon.page.document import Fact
-from echelon.page.figures import DataTable
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.lesson import (
     DiagramFigure,
@@ -26,8 +24,8 @@ from echelon.page.lessons.lesson import (
     choices,
 )
 from echelon.page.lessons.matrices import mlp_weights
-from echelon.page.mesh import mesh_figure
-from echelon.planner.view.mesh_map import AxisFact, axis_facts, mesh_map
+from echelon.planner.view.document import DataTable, Fact
+from echelon.planner.view.mesh_map import AxisFact, axis_facts, mesh_figure, mesh_map
 
 CLUSTER = "64xh100"
 DEGREES = (1, 2, 4)  # ranks of an axis

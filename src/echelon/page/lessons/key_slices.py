@@ -8,8 +8,6 @@ from echelon.core.attention_mask import Placement
 from echelon.core.mesh import Mesh
 from echelon.core.units import GIB, binary_bytes, decimal_bytes
 from echelon.cost.bytes.model_sizes import kv_bytes
-from echelon.page.document import Fact
-from echelon.page.figures import BarRow, BarsFigure, DataTable
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.lesson import (
     DiagramFigure,
@@ -22,6 +20,7 @@ from echelon.page.lessons.lesson import (
     Tile,
     choices,
 )
+from echelon.planner.view.document import BarRow, BarsFigure, DataTable, Fact
 
 # A model of 70B parameters at 128k positions.
 POSITIONS = 131_072

@@ -13,10 +13,10 @@ from itertools import product
 from math import prod
 from typing import Literal, TypeAlias
 
-from echelon.page.document import Fact
-from echelon.page.figures import (
+from echelon.planner.view.document import (
     BarsFigure,
     DataTable,
+    Fact,
     HeatFigure,
     LinesFigure,
     MeshFigure,

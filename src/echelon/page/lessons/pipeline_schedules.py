@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 
 from echelon.core.event import Event
-from echelon.page.document import Fact
-from echelon.page.figures import DataTable, ScheduleChart, ScheduleFigure, ScheduleLane
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.lesson import (
     DiagramFigure,
@@ -19,6 +17,13 @@ from echelon.page.lessons.lesson import (
     Scene,
     Tile,
     choices,
+)
+from echelon.planner.view.document import (
+    DataTable,
+    Fact,
+    ScheduleChart,
+    ScheduleFigure,
+    ScheduleLane,
 )
 from echelon.schedule.action import ActionKind
 from echelon.schedule.build import builder_of, schedule_problems

@@ -12,8 +12,6 @@ from echelon.core.plan import Plan
 from echelon.core.units import decimal_bytes, short_count
 from echelon.cost.bytes.sent import bytes_sent
 from echelon.layout.stage import RankPart, held_parameters, rank_part
-from echelon.page.document import Fact
-from echelon.page.figures import DataTable
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.lesson import (
     DiagramFigure,
@@ -26,6 +24,7 @@ from echelon.page.lessons.lesson import (
     Tile,
     choices,
 )
+from echelon.planner.view.document import DataTable, Fact
 
 MODEL = "llama2-7b"
 RANKS = (4, 8)  # pipeline ranks

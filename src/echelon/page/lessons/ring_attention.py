@@ -15,8 +15,6 @@ from echelon.core.attention_mask import AttentionMask, Placement
 from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.model_sizes import kv_bytes, model_states
 from echelon.layout.context_work import pairs_by_place
-from echelon.page.document import Fact
-from echelon.page.figures import BarRow, BarsFigure, DataTable, HeatFigure, HeatRow
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.lesson import (
     DiagramFigure,
@@ -29,6 +27,7 @@ from echelon.page.lessons.lesson import (
     Tile,
 )
 from echelon.page.lessons.traces import read_trace
+from echelon.planner.view.document import BarRow, BarsFigure, DataTable, Fact, HeatFigure, HeatRow
 
 # The model of which the last step tells bytes: a Llama 7B, and 128k positions.
 POSITIONS = 131_072

@@ -15,8 +15,6 @@ from echelon.cost.bytes.model_sizes import (
     model_states,
     states_formula,
 )
-from echelon.page.document import Fact
-from echelon.page.figures import BarRow, BarsFigure, DataTable
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.lesson import (
     DiagramFigure,
@@ -28,6 +26,7 @@ from echelon.page.lessons.lesson import (
     Tile,
     choices,
 )
+from echelon.planner.view.document import BarRow, BarsFigure, DataTable, Fact
 
 SIZES = {"7B": 7e9, "one weight": 1.0}
 RANKS = 4  # data ranks, as published guides take them

@@ -14,6 +14,6 @@ Source: NCCL's user guide (a buffer belongs to a collective until its stream has
                  operation of torch is looked at for memory that is not its to use
     in_flight    the ledger of that policy: operations that run, memory that is free, races found
     memory       addresses of tensors, and what fills memory that nobody may read
-    late_group   collectives and messages;  late_files  offload files
-    late_memory  pools, bounded buffers and copies
+    late_group   collectives and messages
+    late_memory  pools, bounded buffers, copies and files
 """

@@ -21,9 +21,12 @@ from echelon.core.plan import OffloadTarget
 from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.completion.in_flight import InFlight, Race
-from echelon.parallel.completion.late_files import LateFileOffloadStore
 from echelon.parallel.completion.late_group import LateGroup
-from echelon.parallel.completion.late_memory import LateBufferPool, LateCopyStreams
+from echelon.parallel.completion.late_memory import (
+    LateBufferPool,
+    LateCopyStreams,
+    LateFileOffloadStore,
+)
 from echelon.parallel.offload import OffloadStore
 from echelon.parallel.offload.copy_streams import CopyStreams
 from echelon.parallel.offload.copying_store import CopyingOffloadStore

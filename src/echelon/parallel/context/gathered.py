@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from echelon.core.attention_mask import PositionRun
-from echelon.layout.ring_plan import RingPlan, ring_plan
+from echelon.layout.ring_transfers import RingPlan, ring_plan
 from echelon.models.attention.interface import AttentionGradients, SavedAttention
 from echelon.models.attention.local import attend_tiles, backward_tiles
 from echelon.models.batch import positions_of

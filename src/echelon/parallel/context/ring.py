@@ -32,8 +32,7 @@ import torch
 
 from echelon.core.attention_mask import PositionRun, cut_position_runs
 from echelon.core.event import ATTEND
-from echelon.layout.ring_plan import RingPlan, ring_plan
-from echelon.layout.ring_transfers import RowTransfer
+from echelon.layout.ring_transfers import RingPlan, RowTransfer, ring_plan
 from echelon.models.attention.interface import AttentionGradients, SavedAttention
 from echelon.models.attention.local import attend_tiles, backward_tiles
 from echelon.models.attention.online_softmax import OnlineSoftmax

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pieces between products: operators of PyTorch, one kernel each, and their gradients.
 
-On a GPU an operator is a kernel in Triton (`norm_triton.py` and its neighbours), or what PyTorch's
-compiler makes of the formula (`piece_formulas.py`); on a CPU the latter, or the formula itself,
-operation by operation: so a plan with kernels for GPUs is proven where there are none. On tensors
-without elements the formula says what comes out, and a rehearsal counts one kernel, with all that
-it reads and writes.
+On a GPU an operator is a kernel in Triton (`norm_swiglu_triton.py` and its neighbours), or what
+PyTorch's compiler makes of the formula (`piece_formulas.py`); on a CPU the latter, or the formula
+itself, operation by operation: so a plan with kernels for GPUs is proven where there are none. On
+tensors without elements the formula says what comes out, and a rehearsal counts one kernel, with
+all that it reads and writes.
 
 An operator is opaque to the compiler and to autograd: gradients are written by hand around it,
 those of weights go to the GradientStore, and nothing else about a rank changes. Which way is taken
@@ -40,16 +40,16 @@ _LIBRARY = torch.library.Library("echelon", "FRAGMENT")
 
 _ROOM = "echelon.parallel.kernels"
 _IN_TRITON = {
-    "norm": f"{_ROOM}.norm_triton",
-    "add_norm": f"{_ROOM}.norm_triton",
-    "norm_backward": f"{_ROOM}.norm_triton",
+    "norm": f"{_ROOM}.norm_swiglu_triton",
+    "add_norm": f"{_ROOM}.norm_swiglu_triton",
+    "norm_backward": f"{_ROOM}.norm_swiglu_triton",
     "rotate": f"{_ROOM}.rotary_triton",
     "heads": f"{_ROOM}.rotary_triton",
     "heads_backward": f"{_ROOM}.rotary_triton",
-    "swiglu": f"{_ROOM}.swiglu_triton",
-    "weighted_swiglu": f"{_ROOM}.swiglu_triton",
-    "swiglu_backward": f"{_ROOM}.swiglu_triton",
-    "weighted_swiglu_backward": f"{_ROOM}.swiglu_triton",
+    "swiglu": f"{_ROOM}.norm_swiglu_triton",
+    "weighted_swiglu": f"{_ROOM}.norm_swiglu_triton",
+    "swiglu_backward": f"{_ROOM}.norm_swiglu_triton",
+    "weighted_swiglu_backward": f"{_ROOM}.norm_swiglu_triton",
 }
 """The file of each kernel in Triton; the loss has its own operators (`cross_entropy.py`)."""
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.module import BACKWARD_TWICE, FORWARD_THROUGH_MODULE
-from echelon.layout.module_buckets import ROOT
+from echelon.layout.modules import ROOT
 from echelon.parallel.module.gathering import (
     FirstStepTrace,
     ModuleParameterGathering,

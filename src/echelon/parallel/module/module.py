@@ -33,8 +33,14 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.module import MODULE_PARAMETERS, MODULE_UNITS
 from echelon.core.rules import did_you_mean
 from echelon.layout.buckets import BucketPlan, accumulates_slices, shard_degree
-from echelon.layout.module_buckets import ROOT, ModuleBuckets, ModuleParameter, plan_module_buckets
-from echelon.layout.modules.tensor import UNSPLIT, ModuleSplit
+from echelon.layout.modules import (
+    ROOT,
+    UNSPLIT,
+    ModuleBuckets,
+    ModuleParameter,
+    ModuleSplit,
+    plan_module_buckets,
+)
 from echelon.layout.slots import slot_ranges
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.data import GradientReduction

@@ -31,11 +31,7 @@ from echelon.cost.bytes.terms import (
 )
 from echelon.parallel.tensor_memory import BufferPool
 from echelon.parallel.transport.algorithms.run import BackgroundWork, run_scatter, run_steps
-from echelon.parallel.transport.algorithms.steps import (
-    gather_steps_of,
-    scatter_steps_of,
-    steps_of,
-)
+from echelon.parallel.transport.algorithms.steps import gather_steps_of, scatter_steps_of, steps_of
 from echelon.parallel.transport.communicator import Communicator
 from echelon.parallel.transport.messages import (
     GlooPeers,

@@ -2,35 +2,54 @@
 """What `ec.plan` returns of a model on a cluster: the plan to run, and all that is known of it.
 
 Everything is read from one record, the `Recommendation` that a search ends with: the page, the JSON
-of `echelon plan --json`, the HTML of a notebook and the table are views of it.
+of `echelon plan --json`, the page of a notebook and the table are views of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import nan
 from typing import TYPE_CHECKING, Any, cast
 
+from echelon.core.notebook import NOTEBOOK_VIEWS
 from echelon.core.optional import optional_package
 from echelon.core.plan import Plan
-from echelon.planner.answer.estimated import EstimatedPlan
-from echelon.planner.answer.html import answer_html
-from echelon.planner.answer.recommend_text import reasons, recommendation_text
-from echelon.planner.answer.rows import plan_row
-from echelon.planner.answer.search_json import found_json
-from echelon.planner.explain.bands import BandedTerms, BandedValue, fit_probability
+from echelon.core.units import gib
+from echelon.planner.answer.recommend_text import (
+    percent_of_fit,
+    plan_words,
+    reasons,
+    recommendation_text,
+)
+from echelon.planner.answer.search_json import choices_json, found_json
+from echelon.planner.explain.bands import (
+    band_evidence,
+    byte_term_bands,
+    held_bytes_band,
+    mfu_band,
+    price_band,
+    step_band,
+    step_term_bands,
+    tokens_per_s_band,
+)
+from echelon.planner.predict.bands import BandedTerms, BandedValue, fit_probability
 from echelon.planner.recommend.recommend import Recommendation
 from echelon.planner.search.ranked import RankedPlan
+from echelon.planner.search.request import SearchRequest
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # pyright: ignore # an optional package
+
+
+RowValue = int | float | str | bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class PlanAnswer:
     """Hold the plan to run of a model on a cluster, what it takes, and what else there is.
 
-    `print` shows it as a page, a notebook as a table with bars. It can be given wherever a plan is
+    `print` shows it as text, a notebook as a page with figures. It can be given wherever a plan is
     taken: then its `plan` is. Numbers with a band have `value`, `low` and `high`: four of five
     measured runs lie inside.
     """
@@ -169,9 +188,9 @@ class PlanAnswer:
         told = repr(self.recommended).partition("recommended: ")[2]
         return f"<{type(self).__name__} {request.model.name} on {request.cluster.name}: {told}"
 
-    def _repr_html_(self) -> str:
-        """Return the answer as a notebook shows it."""
-        return answer_html(self.found)
+    def _repr_html_(self) -> str | None:
+        """Return the answer as a notebook shows it: its page."""
+        return NOTEBOOK_VIEWS.html("answer", self)
 
     def _all(self) -> Iterator[EstimatedPlan]:
         known = [self.recommended, *self.alternatives]
@@ -188,3 +207,146 @@ class PlanAnswer:
     ) -> EstimatedPlan:
         request = self.found.answer.request
         return EstimatedPlan(request=request, ranked=ranked, preferred_for=preferred_for, fits=fits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class EstimatedPlan:
+    """Hold a plan of an answer, with what it takes.
+
+    `str` says how it is split; `fits` is the probability that its fullest rank fits into the memory
+    of a device; `preferred_for` is what it is better at than others: "recommended", "fastest",
+    "leanest", "safest", "cheapest", or nothing. A number with a band has `value`, `low` and `high`:
+    four of five measured runs lie inside.
+    """
+
+    request: SearchRequest
+    ranked: RankedPlan
+    preferred_for: tuple[str, ...]
+    fits: float
+
+    @property
+    def plan(self) -> Plan:
+        """Return the Plan: what `ec.prove`, `ec.train`, `ec.compare` and `ec.export` take."""
+        assert self.ranked.plan is not None, "what is shown of an answer has become a Plan"
+        return self.ranked.plan
+
+    @property
+    def devices(self) -> int:
+        """Return how many devices it takes."""
+        return self.ranked.candidate.devices
+
+    @property
+    def idle_devices(self) -> int:
+        """Return how many devices of the cluster it leaves idle."""
+        return self.request.cluster.num_devices - self.devices
+
+    @property
+    def step_s(self) -> BandedValue:
+        """Return the seconds of a step."""
+        return step_band(self.ranked.estimate)
+
+    @property
+    def seconds(self) -> BandedTerms:
+        """Return the seconds of a step by term; their values add up to `step_s.value`."""
+        return step_term_bands(self.ranked.estimate)
+
+    @property
+    def held_bytes(self) -> BandedValue:
+        """Return the bytes that the fullest rank holds at its peak, as its driver shows them."""
+        return held_bytes_band(self.ranked.estimate)
+
+    @property
+    def allocated_bytes(self) -> float:
+        """Return what tensors have of them (`torch.cuda.max_memory_allocated`)."""
+        return self.ranked.estimate.allocated_bytes
+
+    @property
+    def reserved_bytes(self) -> float:
+        """Return what an allocator has reserved of them (`torch.cuda.max_memory_reserved`)."""
+        return self.ranked.estimate.reserved_bytes
+
+    @property
+    def bytes(self) -> BandedTerms:
+        """Return the bytes of the fullest rank by term; their values add up to `held_bytes.value`.
+
+        What is counted, and not estimated, has a band without width.
+        """
+        return byte_term_bands(self.ranked.estimate)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the memory of a device."""
+        return int(self.request.memory_bytes)
+
+    @property
+    def tokens_per_s_per_device(self) -> BandedValue:
+        """Return the tokens of a device in a second."""
+        return tokens_per_s_band(self.ranked.estimate)
+
+    @property
+    def mfu(self) -> BandedValue:
+        """Return the share of the devices' peak that the model's own FLOPs are, 0 to 1."""
+        return mfu_band(self.ranked.estimate)
+
+    @property
+    def price_of_a_million_tokens(self) -> BandedValue | None:
+        """Return what a million tokens cost, in the currency of `price`; None without a price."""
+        price = self.request.price
+        return None if price is None else price_band(self.ranked.estimate, price)
+
+    @property
+    def nearest_run_was(self) -> tuple[str, ...]:
+        """Return what the nearest measured run was, where it is far: `on A100`; else nothing."""
+        return band_evidence(self.ranked.estimate.inputs).differences
+
+    def __str__(self) -> str:
+        """Return how the plan is split, as ``pp4 dp2 tp8s, ZeRO 1, 1f1b, microbatches of 1``."""
+        return plan_words(self.ranked.candidate)
+
+    def __repr__(self) -> str:
+        """Return the plan in one line."""
+        held, memory = gib(self.held_bytes.value), gib(self.memory_bytes)
+        names = f"{', '.join(self.preferred_for)}: " if self.preferred_for else ""
+        return (
+            f"<{type(self).__name__} {names}{self}; {self.step_s.value:.4g} s a step, "
+            f"{held} of {memory} GiB, fits: {percent_of_fit(self.fits)}>"
+        )
+
+
+def plan_row(one: EstimatedPlan) -> dict[str, RowValue]:
+    """Return a plan of an answer as a row: its choices, its numbers, then every term.
+
+    A number with a band is three columns, as `step_s`, `step_s_low` and `step_s_high`; a term of
+    the step is `TERM_s`, one of what the fullest rank holds `TERM_bytes`.
+    """
+    choices: dict[str, Any] = choices_json(one.ranked)
+    mesh: Mapping[str, int] = choices.pop("mesh")
+    del choices["devices"]
+    return {
+        "preferred_for": ", ".join(one.preferred_for),
+        "plan": str(one),
+        "devices": one.devices,
+        "idle_devices": one.idle_devices,
+        **mesh,
+        **choices,
+        "context": choices["context"] or "none",
+        "recompute_every": one.ranked.candidate.recompute,
+        "recompute_operators": " ".join(one.ranked.candidate.operators),
+        **_banded("step_s", one.step_s),
+        **_banded("tokens_per_s_per_device", one.tokens_per_s_per_device),
+        **_banded("mfu", one.mfu),
+        **_banded("price_of_a_million_tokens", one.price_of_a_million_tokens),
+        **_banded("held_bytes", one.held_bytes),
+        "allocated_bytes": one.ranked.estimate.allocated_bytes,
+        "reserved_bytes": one.ranked.estimate.reserved_bytes,
+        "device_memory_bytes": one.memory_bytes,
+        "fit_probability": one.fits,
+        **{f"{name}_s": seconds for name, seconds in one.ranked.estimate.seconds.items()},
+        **{f"{name}_bytes": held for name, held in one.ranked.estimate.bytes.items()},
+    }
+
+
+def _banded(name: str, amount: BandedValue | None) -> dict[str, RowValue]:
+    if amount is None:
+        return dict.fromkeys((name, f"{name}_low", f"{name}_high"), nan)
+    return {name: amount.value, f"{name}_low": amount.low, f"{name}_high": amount.high}

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
+from echelon.core.units import gib
+from echelon.planner.predict.estimate import Estimate
 from echelon.planner.search.candidate import CandidatePlan
 from echelon.planner.search.options import MOST_STAGE
 from echelon.schedule.build import SCHEDULES
@@ -78,6 +80,16 @@ def plan_cells(choice: CandidatePlan) -> tuple[tuple[PlanWord, ...], ...]:
         (schedule_word(choice),),
         (PlanWord(text=str(choice.microbatch)),),
         (recompute_word(choice),),
+    )
+
+
+def plan_numbers(estimate: Estimate) -> tuple[str, str, str, str]:
+    """Return seconds of a step, tokens/s of a device, MFU and GiB as tables have them."""
+    return (
+        f"{estimate.step_s:.4g}",
+        f"{estimate.tokens_per_s_per_device:.0f}",
+        f"{100 * estimate.mfu:.1f}",
+        gib(estimate.bytes_held),
     )
 
 

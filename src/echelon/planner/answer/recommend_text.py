@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from echelon.core.parameters import parameters_text
 from echelon.core.units import binary_bytes, decimal_bytes, gib
 from echelon.interop.tools import Tool, tool_of_trainer
-from echelon.planner.answer.estimate import has_driver, mfu_text
-from echelon.planner.answer.expected_text import expected_line
 from echelon.planner.answer.legend import (
     PlanWord,
     mesh_words,
@@ -23,8 +21,8 @@ from echelon.planner.answer.legend import (
     sign_texts,
     words_text,
 )
-from echelon.planner.answer.longest_text import longest_facts
-from echelon.planner.explain.bands import (
+from echelon.planner.answer.objectives import expected_line, longest_facts
+from echelon.planner.predict.bands import (
     band_evidence,
     fit_probability,
     held_bytes_band,
@@ -40,8 +38,8 @@ from echelon.planner.recommend.recommend import (
     WithoutHost,
     noise,
 )
-from echelon.planner.recommend.simplicity import splitting_axes
-from echelon.planner.search.candidate import CandidatePlan
+from echelon.planner.report.estimate import has_driver, mfu_text
+from echelon.planner.search.candidate import CandidatePlan, splitting_axes
 from echelon.planner.search.options import MOST_STAGE
 from echelon.planner.search.ranked import expected_of_request
 from echelon.planner.search.request import SearchRequest
@@ -72,7 +70,7 @@ def advice_text(found: Recommendation, command: str | None, *, columns: int = WI
     signs = " ".join(other_signs(found))
     # Signs stand below the table that has them.
     lines += [_line("signs", signs, columns=columns)] if signs else [""] * bool(found.others)
-    lines += [_line(*fact, columns=columns) for fact in _next(found, command)]
+    lines += [_line(*fact, columns=columns) for fact in next_facts(found, command)]
     return fit_page("\n".join(lines), columns=columns) + "\n"
 
 
@@ -249,7 +247,8 @@ def next_commands(command: str, tool: Tool | None) -> tuple[str, ...]:
     return f"{command} --out run.toml", "echelon prove run.toml", f"echelon {last}"
 
 
-def _next(found: Recommendation, command: str | None) -> Iterator[tuple[str, str]]:
+def next_facts(found: Recommendation, command: str | None) -> Iterator[tuple[str, str]]:
+    """Yield what to do with an answer, at a command line or in Python, and how it was found."""
     tool = tool_of_trainer(found.answer.request.trainer)
     if command is None:
         run = (

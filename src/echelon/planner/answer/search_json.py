@@ -12,15 +12,14 @@ from dataclasses import asdict
 from typing import Any
 
 from echelon.core.parameters import num_active_parameters, num_parameters
-from echelon.planner.answer.estimate import band_json, estimate_json
-from echelon.planner.answer.expected_text import expected_json
-from echelon.planner.answer.longest_text import longest_json
-from echelon.planner.explain.bands import BandedTerms, price_band
+from echelon.planner.answer.objectives import expected_json, longest_json
 from echelon.planner.explain.neighbours import Neighbour, NeighbourOutcome
 from echelon.planner.explain.sensitivity import SensitivityResult
 from echelon.planner.explain.why import Explanation
+from echelon.planner.predict.bands import BandedTerms, price_band
 from echelon.planner.predict.estimate import Estimate
 from echelon.planner.recommend.recommend import Recommendation, noise
+from echelon.planner.report.estimate import band_json, estimate_json
 from echelon.planner.search.ranked import RankedPlan, expected_of_request
 from echelon.planner.search.request import SearchRequest
 from echelon.planner.search.search import SearchResult

@@ -7,14 +7,17 @@ from collections.abc import Iterator, Sequence
 
 from echelon.core.axis import MESH_AXES
 from echelon.core.parameters import parameters_text
-from echelon.core.units import decimal_bytes, gib
-from echelon.planner.answer.estimate import bytes_table, rate_lines, seconds_table
-from echelon.planner.answer.expected_text import expected_lines
-from echelon.planner.answer.legend import plan_cells, sign_texts, words_text
-from echelon.planner.explain.bands import held_bytes_band, price_band, step_band, tokens_per_s_band
+from echelon.core.units import decimal_bytes
+from echelon.planner.answer.legend import plan_cells, plan_numbers, sign_texts, words_text
+from echelon.planner.answer.objectives import expected_lines
+from echelon.planner.answer.recommend_text import percent_of_fit
+from echelon.planner.explain.bands import fit_probability
+from echelon.planner.predict.bands import held_bytes_band, price_band, step_band, tokens_per_s_band
+from echelon.planner.report.estimate import byte_terms, rate_lines, seconds_terms
 from echelon.planner.search.ranked import RankedPlan, expected_of_request
 from echelon.planner.search.search import SearchResult
-from echelon.planner.view.text_layout import WIDTH, fill_text, fit_page, table
+from echelon.planner.view.document import DataTable
+from echelon.planner.view.text_layout import WIDTH, data_text, fill_text, fit_page
 
 HEADER = ("mesh", "zero", "schedule", "mb", "rec", "step s", "tok/s", "MFU", "GiB")
 _COLUMNS = (
@@ -31,36 +34,42 @@ def answer_text(
     """Return an answer as the page that a person reads; no line has more columns than there are."""
     parts = [
         "\n".join(_head(answer, columns=columns)),
-        plans_table(answer.ranked, columns=columns),
-        fill_text(f"{_legend(answer.ranked)} {_widest(answer.ranked)}", columns=columns),
+        data_text(plans_table(answer.ranked), columns=columns),
+        fill_text(f"{plans_legend(answer.ranked)} {_widest(answer.ranked)}", columns=columns),
     ]
     parts.append("\n".join(_best(answer, answer.first, columns=columns)))
     parts.append(
         "A step of the first takes, in seconds:\n\n"
-        + seconds_table(answer.first.estimate, columns=columns)
+        + data_text(seconds_terms(answer.first.estimate), columns=columns)
     )
     parts.append(
         "Its fullest rank holds:\n\n"
-        + bytes_table(answer.first.estimate, answer.request.memory_bytes, columns=columns)
+        + data_text(byte_terms(answer.first.estimate, answer.request.memory_bytes), columns=columns)
     )
     if answer.request.objective == "expected":
         expected = expected_of_request(answer.request, answer.first.estimate)
         parts.append("\n".join(expected_lines(expected, columns)))
     if front:
         text = "No other plan has less of step time, memory and devices than one of these:"
-        parts.append(f"{text}\n\n{plans_table(front, devices=True, columns=columns)}")
+        parts.append(f"{text}\n\n{data_text(plans_table(front, devices=True), columns=columns)}")
     parts.append("\n".join(_seen(answer)))
     return fit_page("\n\n".join(parts), columns=columns) + "\n"
 
 
-def plans_table(plans: Sequence[RankedPlan], *, devices: bool = False, columns: int = WIDTH) -> str:
-    """Return plans as a table, one a line."""
+def plans_table(
+    plans: Sequence[RankedPlan], *, devices: bool = False, memory_bytes: float | None = None
+) -> DataTable:
+    """Return plans as a table, one a row; with memory given, the last column says who fits."""
+    head = ("devices", HEADER[0], *HEADER[2:]) if devices else HEADER
     rows = [_row(one, devices=devices) for one in plans]
-    header = ("devices", *HEADER[:1], *HEADER[2:]) if devices else HEADER
-    return table(header, rows, columns)
+    if memory_bytes is not None:
+        head = (*head, "fits")
+        fits = (fit_probability(one.estimate, memory_bytes) for one in plans)
+        rows = [(*row, percent_of_fit(fit)) for row, fit in zip(rows, fits, strict=True)]
+    return DataTable.of(head, rows)
 
 
-def _legend(plans: Sequence[RankedPlan]) -> str:
+def plans_legend(plans: Sequence[RankedPlan]) -> str:
     """Return what the heads and signs of a table of plans mean."""
     words = [word for plan in plans for cell in plan_cells(plan.candidate) for word in cell]
     texts = [_COLUMNS, *sign_texts(words)]
@@ -74,19 +83,10 @@ def _is_closed_form(one: RankedPlan) -> bool:
 
 
 def _row(one: RankedPlan, *, devices: bool) -> tuple[str, ...]:
-    estimate = one.estimate
     mesh, zero, *others = map(words_text, plan_cells(one.candidate))
-    step = _CLOSED_FORM * _is_closed_form(one) + f"{estimate.step_s:.4g}"
-    cells = (
-        *others,
-        step,
-        f"{estimate.tokens_per_s_per_device:.0f}",
-        f"{100 * estimate.mfu:.1f}",
-        gib(estimate.bytes_held),
-    )
-    if devices:
-        return str(one.candidate.devices), mesh, *cells
-    return mesh, zero, *cells
+    step, *numbers = plan_numbers(one.estimate)
+    cells = (*others, _CLOSED_FORM * _is_closed_form(one) + step, *numbers)
+    return (str(one.candidate.devices), mesh, *cells) if devices else (mesh, zero, *cells)
 
 
 def _head(answer: SearchResult, *, columns: int) -> Iterator[str]:

@@ -8,37 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any, cast
 
+from echelon.core.notebook import NOTEBOOK_VIEWS
 from echelon.core.optional import optional_package
 from echelon.core.parameters import parameters_text
-from echelon.core.units import gib
-from echelon.planner.answer.answer import PlanAnswer
-from echelon.planner.answer.html import table_html
-from echelon.planner.answer.legend import plan_cells, sign_texts, words_text
+from echelon.planner.answer.answer import PlanAnswer, plan_row
+from echelon.planner.answer.legend import plan_cells, plan_numbers, sign_texts, words_text
 from echelon.planner.answer.recommend_text import percent_of_fit
-from echelon.planner.answer.rows import plan_row
 from echelon.planner.answer.search_json import answer_json, recommendation_json
+from echelon.planner.answer.search_text import HEADER
 from echelon.planner.recommend.recommend import Recommendation
-from echelon.planner.view.text_layout import WIDTH, fill_text, table
+from echelon.planner.view.document import DataTable
+from echelon.planner.view.text_layout import WIDTH, data_text, fill_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # pyright: ignore # an optional package
 
-_HEADER = (
-    "cluster",
-    "mesh",
-    "zero",
-    "schedule",
-    "mb",
-    "rec",
-    "step s",
-    "tok/s",
-    "MFU",
-    "GiB",
-    "fits",
-)
 _COLUMNS = (
     "tok/s: of a device. MFU: with full attention. GiB: of the fullest rank. mb: sequences of a "
     "microbatch. rec: what runs forward again."
@@ -104,14 +90,9 @@ class SizesAnswer:
         model = self.found[0].answer.request.model.name
         return f"<{type(self).__name__} {model} on {', '.join(self)}>"
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         """Return the table as a notebook shows it."""
-        head = "".join(
-            f"<p>{escape(line)}</p>\n" for line in _head(self.found[0], self.unknown_gpus)
-        )
-        table_of_sizes = table_html(_HEADER, _rows(self.found))
-        legend = f"<p>{escape(_legend(self.found))}</p>"
-        return f'<div style="overflow-x: auto">\n{head}{table_of_sizes}\n{legend}\n</div>\n'
+        return NOTEBOOK_VIEWS.html("sizes", self)
 
 
 def sizes_json(found: Sequence[Recommendation]) -> dict[str, Any]:
@@ -132,15 +113,16 @@ def sizes_text(
     """
     last = found[-1].answer.request.cluster.name
     parts = [
-        "\n".join(fill_text(line, columns=columns) for line in _head(found[0], unknown_gpus)),
-        table(_HEADER, _rows(found), columns),
-        fill_text(_legend(found), columns=columns),
+        "\n".join(fill_text(line, columns=columns) for line in sizes_head(found[0], unknown_gpus)),
+        data_text(sizes_table(found), columns=columns),
+        fill_text(sizes_legend(found), columns=columns),
         fill_text(f"The whole answer: {hint.format(name=last)}", columns=columns),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _head(first: Recommendation, unknown_gpus: str) -> Iterator[str]:
+def sizes_head(first: Recommendation, unknown_gpus: str) -> Iterator[str]:
+    """Yield what is searched for, and why on these clusters."""
     request = first.answer.request
     numbers = request.mathematics
     here = (
@@ -160,7 +142,8 @@ def _head(first: Recommendation, unknown_gpus: str) -> Iterator[str]:
     )
 
 
-def _rows(found: Sequence[Recommendation]) -> list[tuple[str, ...]]:
+def sizes_table(found: Sequence[Recommendation]) -> DataTable:
+    """Return what to run on each cluster as a table, one a row."""
     rows: list[tuple[str, ...]] = []
     for one in found:
         choice, estimate = one.first.ranked.candidate, one.first.ranked.estimate
@@ -168,17 +151,15 @@ def _rows(found: Sequence[Recommendation]) -> list[tuple[str, ...]]:
             (
                 one.answer.request.cluster.name,
                 *map(words_text, plan_cells(choice)),
-                f"{estimate.step_s:.4g}",
-                f"{estimate.tokens_per_s_per_device:.0f}",
-                f"{100 * estimate.mfu:.1f}",
-                gib(estimate.bytes_held),
+                *plan_numbers(estimate),
                 percent_of_fit(one.first.fits),
             )
         )
-    return rows
+    return DataTable.of(("cluster", *HEADER, "fits"), rows)
 
 
-def _legend(found: Sequence[Recommendation]) -> str:
+def sizes_legend(found: Sequence[Recommendation]) -> str:
+    """Return what the heads and signs of the table mean."""
     cells = [cell for size in found for cell in plan_cells(size.first.ranked.candidate)]
     words = [word for cell in cells for word in cell]
     return " ".join([_COLUMNS, *sign_texts(words)])

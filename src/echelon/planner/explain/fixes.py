@@ -5,7 +5,7 @@ Single changes come first, by the seconds of a step, then those whose seconds ar
 says how fast hosts are), then more devices, as few as do; where no single change is enough, pairs,
 then threes. A few with one change more follow where they cost less. What may make a plan hold less
 is what an engineer tries. Where none of it helps on the devices that there are, the smallest
-cluster on which the run has any plan is told (`planner/search/smallest.py`).
+cluster on which the run has any plan is told (`planner/search/search.py`).
 
 A search in which nothing fits has other changes (`no_plan.py`), which are priced in the same way.
 """
@@ -19,24 +19,22 @@ from itertools import islice
 from typing import TypeAlias
 
 from echelon.core.plan import Plan
-from echelon.planner.explain.bands import BandedValue, step_difference_band
-from echelon.planner.explain.plan_changes import (
+from echelon.planner.explain.neighbours import (
     with_degree,
     with_recompute,
     with_recounted_microbatches,
     with_stage,
 )
 from echelon.planner.explain.repeat_search import candidate_problems
-from echelon.planner.explain.what_if import with_devices
+from echelon.planner.explain.sensitivity import with_devices
+from echelon.planner.predict.bands import BandedValue, step_difference_band
 from echelon.planner.predict.estimate import Estimate
 from echelon.planner.search.candidate import CandidatePlan
-from echelon.planner.search.options import MOST_STAGE
+from echelon.planner.search.options import MOST_STAGE, operator_options, rounding_of_plan
 from echelon.planner.search.pins import MOST_RECOMPUTE_INTERVAL, NO_RECOMPUTE
 from echelon.planner.search.ranked import RankedPlan, estimate_candidate, settings_from_ranked
-from echelon.planner.search.recompute_options import operator_options
 from echelon.planner.search.request import SearchRequest
-from echelon.planner.search.rounding import rounding_of_plan
-from echelon.planner.search.smallest import smallest_that_fits
+from echelon.planner.search.search import smallest_that_fits
 from echelon.schedule.build import PLAIN_SCHEDULE
 
 _MemorySaving: TypeAlias = tuple[str, CandidatePlan]

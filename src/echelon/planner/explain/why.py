@@ -11,7 +11,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from echelon.planner.explain.bands import (
+from echelon.planner.explain.neighbours import (
+    CandidateDifference,
+    Neighbour,
+    explain_neighbours,
+    fullest_rank,
+    neighbouring_changes,
+    request_on_same_devices,
+)
+from echelon.planner.explain.repeat_search import RepeatSearch
+from echelon.planner.explain.sensitivity import SensitivityResult, WhatIf, sensitivity, with_batch
+from echelon.planner.predict.bands import (
     BandedTerms,
     BandedValue,
     held_bytes_band,
@@ -19,16 +29,6 @@ from echelon.planner.explain.bands import (
     step_band,
     step_term_bands,
 )
-from echelon.planner.explain.neighbours import (
-    Neighbour,
-    explain_neighbours,
-    fullest_rank,
-    request_on_same_devices,
-)
-from echelon.planner.explain.plan_changes import CandidateDifference, neighbouring_changes
-from echelon.planner.explain.repeat_search import RepeatSearch
-from echelon.planner.explain.sensitivity import SensitivityResult, sensitivity
-from echelon.planner.explain.what_if import WhatIf, with_batch
 from echelon.planner.search.ranked import RankedPlan
 from echelon.planner.search.request import SearchRequest
 from echelon.planner.search.search import SearchResult

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Look at any legal plan for what is seldom wanted: best practices and pitfalls, as checks.
+"""All lints of a plan: checks of any legal plan for pitfalls, and whether it fits.
 
 A lint refuses nothing: it says what it saw, with the numbers, and what would do. What cannot run at
 all is a rule (`core/rulebook/`).
@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from textwrap import wrap
 
 from echelon.core.plan import Plan
+from echelon.core.units import gib
+from echelon.cost.bytes.held import bytes_held
 from echelon.planner.lint.compute import COMPUTE
 from echelon.planner.lint.finding import Lint, LintFinding, Severity
-from echelon.planner.lint.memory import MEMORY
-from echelon.planner.lint.pipeline import PIPELINE
+from echelon.planner.lint.memory import DOES_NOT_FIT, MEMORY
 from echelon.planner.lint.placement import PLACE
 from echelon.planner.lint.traffic import TRAFFIC
+from echelon.planner.predict.stage_rows import most_held_bytes, stage_rows
 
-LINTS: tuple[Lint, ...] = (*PLACE, *PIPELINE, *MEMORY, *COMPUTE, *TRAFFIC)
+LINTS: tuple[Lint, ...] = (*PLACE, *MEMORY, *COMPUTE, *TRAFFIC)
 """All lints, in the order in which findings are told."""
 
 _ROW_WIDTH = 80  # columns of text
@@ -65,3 +67,29 @@ def _lines(finding: LintFinding, width: int) -> list[str]:
         break_on_hyphens=False,
         break_long_words=False,
     )
+
+
+def plan_fits(plan: Plan) -> bool:
+    """Return whether every rank's device has room for what it holds, activations included."""
+    return not why_not_fit(plan)
+
+
+def why_not_fit(plan: Plan) -> str:
+    """Return the arithmetic of a plan that does not fit, and a remedy; "" if it fits."""
+    memory = plan.cluster.device.memory_bytes
+    for finding in lint(plan):
+        if finding.id == DOES_NOT_FIT:
+            return f"{finding.id}: {finding.message} -> {finding.do}"
+    held = max(most_held_bytes(plan, stage_rows(plan)), most_held_by_server(plan))
+    if held <= memory:
+        return ""
+    return (
+        f"{DOES_NOT_FIT}: {gib(held)} GiB between steps on the fullest rank, its device has "
+        f"{gib(memory)} -> a higher ZeRO stage, more ranks, or offload"
+    )
+
+
+def most_held_by_server(plan: Plan) -> int:
+    """Return what the server that holds most holds between steps; 0 where there is none."""
+    ranks = plan.mesh.server_ranks
+    return max((sum(term.bytes for term in bytes_held(plan, rank)) for rank in ranks), default=0)

@@ -11,7 +11,7 @@ from echelon.cost.bytes.model_sizes import communication_volume
 from echelon.planner.lint.finding import LintMatch, lint_of
 from echelon.planner.predict.estimate import estimate_plan
 from echelon.planner.predict.split_memory import RankMemory, memory_of_plan, state_precision
-from echelon.planner.search.recompute_options import redone_numbers
+from echelon.planner.search.options import redone_numbers
 
 DOES_NOT_FIT = "does-not-fit"
 _NEARLY_FULL = 0.9  # of the memory

@@ -16,7 +16,7 @@ from echelon.cost.inputs.cost_inputs import CostInputs
 from echelon.cost.inputs.numbers import first_number
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
 from echelon.cost.seconds.step import step_seconds
-from echelon.layout.secondary import hop_degrees, secondary_degree
+from echelon.layout.data_groups import hop_degrees, secondary_degree
 from echelon.planner.lint.finding import LintMatch, lint_of
 from echelon.planner.lint.memory import ROOM
 from echelon.planner.predict.split_memory import memory_of_plan

@@ -15,7 +15,7 @@ from functools import partial
 
 from echelon.core.cluster import Cluster
 from echelon.core.parameters import num_parameters
-from echelon.planner.predict.peak_bytes import plain_number
+from echelon.cost.inputs.numbers import first_number
 from echelon.planner.search.candidate import ScoredCandidate
 from echelon.planner.search.ranked import (
     PlanKey,
@@ -25,8 +25,7 @@ from echelon.planner.search.ranked import (
     ranking_key,
 )
 from echelon.planner.search.request import SearchRequest
-from echelon.planner.search.search import SearchResult, search
-from echelon.planner.search.smallest import something_fits, without_host
+from echelon.planner.search.search import SearchResult, search, something_fits, without_host
 from echelon.planner.search.sweep import SearchSweep
 
 KEPT = 8  # plans
@@ -190,7 +189,7 @@ def _needs_host(answer: SearchResult, limit: float) -> bool:
         return False
     software = estimate.inputs.software
     each = software.element_bytes + software.gradient_bytes + software.state_bytes
-    state = num_parameters(request.model) * plain_number(each)
+    state = num_parameters(request.model) * first_number(each)
     devices = without_host(request)
     for count in _counts_between(answer, limit):
         scarce = state > _SCARCE * count * request.memory_bytes

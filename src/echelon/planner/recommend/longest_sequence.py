@@ -15,11 +15,9 @@ from math import ceil
 from echelon.config.job import LENGTH_KEY, SEQUENCES_KEY
 from echelon.core.errors import ConfigError
 from echelon.planner.explain.no_plan import leanest_ranked
-from echelon.planner.search.other_requests import batch_is_assumed, request_with_settings
 from echelon.planner.search.ranked import RankedPlan
-from echelon.planner.search.request import SearchRequest
-from echelon.planner.search.search import first_that_fits, world_sizes
-from echelon.planner.search.smallest import something_fits
+from echelon.planner.search.request import SearchRequest, batch_is_assumed, request_with_settings
+from echelon.planner.search.search import first_that_fits, something_fits, world_sizes
 
 _LEAST_STEP = 1024  # tokens
 _RESOLUTION = 64

@@ -9,20 +9,26 @@ a plan is recommended only if it fits with a probability of SURE, by how far off
 is not counted in memory were.
 
 Devices may stay idle: where fewer of them take a shorter step, that is the answer.
+
+A model without a cluster (`four_sizes`) has four answers: on the first of the common devices
+(`presets/common_devices.toml`), the smallest cluster that has a plan and three larger ones, each
+the next power of two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import exp, inf
 from statistics import NormalDist
 from typing import Literal
 
+from echelon.config.cluster.devices import common_devices
+from echelon.config.cluster.settings import smallest_cluster
 from echelon.core.units import gib
-from echelon.planner.explain.bands import fit_probability, held_factor
 from echelon.planner.explain.no_plan import leanest_ranked
+from echelon.planner.predict.bands import fit_probability, held_factor
 from echelon.planner.predict.residuals import PAIRS
 from echelon.planner.recommend.device_counts import (
     KEPT,
@@ -33,12 +39,7 @@ from echelon.planner.recommend.device_counts import (
     picked,
 )
 from echelon.planner.recommend.longest_sequence import LongestSequence, longest_sequence
-from echelon.planner.recommend.simplicity import (
-    SPLITTING_AXES,
-    Complexity,
-    complexity,
-    splitting_axes,
-)
+from echelon.planner.search.candidate import SPLITTING_AXES, Complexity, complexity, splitting_axes
 from echelon.planner.search.ranked import (
     RankedPlan,
     closed_form_plan,
@@ -51,9 +52,10 @@ from echelon.planner.search.search import (
     SearchResult,
     best_fitting_plan,
     search,
+    smallest_that_fits,
+    without_host,
     world_sizes,
 )
-from echelon.planner.search.smallest import without_host
 
 SURE = 0.95
 """The probability with which a recommended plan fits."""
@@ -398,3 +400,34 @@ def _cheaper(request: SearchRequest, first: RankedPlan, *, offload: bool) -> Ran
     below = now * (1.0 - noise())
     some = picked(surely_fitting(priced), offload=offload, below=below, worlds=worlds, top=1)
     return some[0] if some else None
+
+
+NUM_SIZES = 4  # clusters
+NO_SIZE = "no cluster of common devices has a plan: try shorter sequences, or fewer pins"
+"""What is said where there are none."""
+
+
+def four_sizes(
+    request_on: Callable[[str], SearchRequest], *, alone: bool = False
+) -> list[Recommendation]:
+    """Return what to run on each of four clusters; `request_on` makes the request of a name.
+
+    `alone`: without the plans that somebody may prefer. They are fewer where a larger cluster has
+    no plan, and none where no cluster of the device has.
+    """
+    first = f"1x{common_devices()[0]}"
+    found = smallest_that_fits(request_on(first))
+    if found is None:
+        return []
+    count, names = found.num_devices, [found.name]
+    while len(names) < NUM_SIZES:
+        count = 1 << count.bit_length()
+        names.append(smallest_cluster(first, count))
+    answers: list[Recommendation] = []
+    for name in names:
+        one = recommend(request_on(name), alone=alone)
+        if isinstance(one, Recommendation):
+            answers.append(one)
+        elif one.interrupted:
+            raise KeyboardInterrupt
+    return answers

@@ -2,12 +2,19 @@
 """One plan of a search as whole numbers, the settings that give it, and the best of them so far.
 
 Of each mesh with its microbatch and schedule the best plan is kept.
+
+Complexity of a plan (`complexity`): data parallelism and a ZeRO stage are there in every trainer
+and are one setting. An axis that splits the model (`tp`, `cp`, `pp`, `ep`) is a way to be wrong and
+to be slow on another network; sequence parallelism belongs to `tp`. Less weighs what changes no
+axis: another schedule than the plain one, several stages on a rank, replicas of shards, pieces of
+experts, recompute, offload.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +26,18 @@ from echelon.cost.inputs.numbers import Array, LayoutNumbers
 from echelon.cost.seconds.from_plan import schedule_index
 from echelon.planner.search.legal_meshes import Columns
 from echelon.planner.search.options import (
+    EXACT,
     MOST_STAGE,
+    ROUNDED_NUMBERS,
+    RecomputeOption,
+    Rounding,
     ScheduleOption,
     ZeroOption,
+    redone_numbers,
 )
 from echelon.planner.search.pins import NO_RECOMPUTE, pin_word
 from echelon.planner.search.plan_line import recompute_word
-from echelon.planner.search.recompute_options import RecomputeOption, redone_numbers
-from echelon.planner.search.rounding import EXACT, ROUNDED_NUMBERS, Rounding
+from echelon.schedule.build import PLAIN_SCHEDULE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,3 +236,36 @@ def best_of_groups(values: Array, groups: NDArray[np.int64]) -> NDArray[np.int64
     first = np.ones(len(order), dtype=bool)
     first[1:] = ordered[1:] != ordered[:-1]
     return order[first]
+
+
+SPLITTING_AXES = ("tp", "cp", "pp", "ep")
+"""Axes over which the model is split."""
+
+Complexity: TypeAlias = tuple[int, int]
+"""How many axes split the model, and how many kinds of machinery there are beside; less is
+simpler."""
+
+
+def splitting_axes(choice: CandidatePlan) -> tuple[str, ...]:
+    """Return the axes over which a plan splits the model."""
+    return tuple(axis for axis in SPLITTING_AXES if getattr(choice.mesh, axis) > 1)
+
+
+def machinery(choice: CandidatePlan) -> tuple[str, ...]:
+    """Return what a plan has beside its axes, in words."""
+    mesh = choice.mesh
+    found = {
+        choice.schedule: mesh.pp > 1 and choice.schedule != PLAIN_SCHEDULE,
+        "several stages on a rank": choice.virtual > 1,
+        "replicas of shards": mesh.dp_replicate > 1 and mesh.dp_shard > 1,
+        "pieces of experts": choice.expert_tp > 1,
+        "recompute": choice.recompute > 0 or bool(choice.operators),
+        "offload": choice.offload,
+        "secondary slices": choice.keeps_slices,
+    }
+    return tuple(name for name, there in found.items() if there)
+
+
+def complexity(choice: CandidatePlan) -> Complexity:
+    """Return how much a plan asks of its user."""
+    return len(splitting_axes(choice)), len(machinery(choice))

@@ -59,10 +59,10 @@ from echelon.core.rulebook.mesh import (
     ULYSSES_DIVIDES_HEADS,
 )
 from echelon.core.rulebook.pipeline import LAYERS_FILL_STAGES
-from echelon.core.rules import Rule, nearest_divisors
+from echelon.core.rules import Rule
+from echelon.planner.search.options import Rounding, divisors
 from echelon.planner.search.pins import TENSOR_SEQUENCE_PARALLEL, Pins
 from echelon.planner.search.request import SearchRequest
-from echelon.planner.search.rounding import Rounding
 
 _TENSOR_CHECKS = (tp_divides_heads, tp_divides_kv_heads, tp_divides_ffn)
 _CONTEXT_RULES: tuple[tuple[Callable[[View], bool], str], ...] = (
@@ -161,11 +161,6 @@ class LegalMeshes:
     def __len__(self) -> int:
         """Return how many rows there are."""
         return len(self.columns["tp"])
-
-
-def divisors(number: int) -> tuple[int, ...]:
-    """Return all divisors in rising order."""
-    return nearest_divisors(number, 1, limit=number)
 
 
 def legal_meshes(request: SearchRequest, world: int, legal: Legality) -> LegalMeshes:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a mesh leaves open: how ZeRO shares out, and the order of a pipeline.
+"""Choices that a mesh leaves open: ZeRO, rounding, the order of a pipeline, recompute.
 
-What is recomputed, `recompute_options.py` says. Each list is small and the same for many rows, so
+Each list is small and the same for many rows, so
 it is made once for what it depends on. Optimizer state rests on the device: what offload costs is
 known for an assumed link of the host (`cost/seconds/data.py`). It is tried where it is pinned, and
 where nothing fits without it. Secondary slices are tried wherever ZeRO 3 crosses nodes that hold
-several ranks each; gathers and sums that round, where they are pinned only (`rounding.py`).
+several ranks each; gathers and sums that round, where they are pinned only.
 
 Left out, because it cannot be better in either time or memory than another choice with the same
 rest (`tests/planner/search/test_sweep.py` compares with a search that leaves nothing out):
@@ -15,6 +15,15 @@ rest (`tests/planner/search/test_sweep.py` compares with a search that leaves no
 
 Of dualpipe a rank holds two stages, whose weights the closed forms count once: only where pinned,
 too.
+
+Gathers and sums that round change numbers: with `zero.gather` or `zero.reduce` pinned every way to
+share out is tried with each of the values that the pins let through, where it can be had.
+
+Recompute (`recompute_options`): a set of operators leaves out bytes for seconds, by the formulas of
+`cost/` for a block of the model on one device. Of all sets with every number of blocks those are
+tried that keep less than each one that takes no longer: norms and activations come first, attention
+early in short sequences and late in long ones, where whole blocks and MLPs are cheaper for what
+they free.
 """
 
 from __future__ import annotations
@@ -22,12 +31,237 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
+from math import ceil
+from typing import NamedTuple, cast
 
+import numpy as np
+
+from echelon.config.settings.schema import SETTINGS
+from echelon.core.model_shape import ModelShape
+from echelon.core.plan import Plan, Precision, RecomputedOperator, ReduceKind
+from echelon.core.rules import nearest_divisors
+from echelon.cost.activations.closed_forms import bytes_of_block
+from echelon.cost.inputs.cost_inputs import CostInputs, TrainerConstants
+from echelon.cost.inputs.numbers import (
+    LayoutNumbers,
+    MachineNumbers,
+    first_number,
+    stacked_layouts,
+)
 from echelon.cost.inputs.pipeline import schedule_index
-from echelon.planner.search.legal_meshes import divisors
-from echelon.planner.search.pins import Pins
-from echelon.planner.search.rounding import EXACT, EXACT_GATHER, EXACT_SUM, Rounding
+from echelon.cost.seconds.block import block_seconds
+from echelon.cost.seconds.from_plan import (
+    gathered_weight_bytes,
+    model_numbers_from_shape,
+    summed_weight_bytes,
+    with_adapters,
+)
+from echelon.planner.search.pins import MOST_RECOMPUTE_INTERVAL, SELECTIVE, Pins, recompute_of_pin
+from echelon.planner.search.request import SearchRequest
 from echelon.schedule.build import PLAIN_SCHEDULE, SCHEDULES
+
+_DEFAULT_BLOCK = cast("int", SETTINGS["zero.int8_block"].default)
+EXACT_GATHER, EXACT_SUM = "parameters", "exact"
+INT8 = "int8"
+BLOCK_KEY = "zero.int8_block"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounding:
+    """Say how parameters are gathered, and how gradients are summed into slices.
+
+    `int8_block` is 0 where no matrix is rounded; the others are fields of `LayoutNumbers`.
+    """
+
+    gather: str = EXACT_GATHER
+    int8_block: int = 0
+    reduce: str = EXACT_SUM
+    gathered_bytes: float = 0.0
+    gathers_ends: float = 0.0
+    summed_bytes: float = 0.0
+
+    def settings(self) -> dict[str, object]:
+        """Return the settings that say it; none where nothing is rounded."""
+        found: dict[str, object] = {}
+        if self.gather != EXACT_GATHER:
+            found["zero.gather"] = self.gather
+        if self.int8_block:
+            found[BLOCK_KEY] = self.int8_block
+        if self.reduce != EXACT_SUM:
+            found["zero.reduce"] = self.reduce
+        return found
+
+
+EXACT = Rounding()
+ROUNDED_NUMBERS = ("gathered_bytes", "gathers_ends", "summed_bytes")
+"""Fields of `LayoutNumbers` that say how a plan rounds."""
+
+
+def rounding_options(pins: Pins, precision: Precision) -> tuple[Rounding, ...]:
+    """Return the ways to round that pins let through; nothing is rounded where none says so."""
+    gathers = pins.values_of("gather") or (EXACT_GATHER,)
+    blocks = pins.values_of("int8_block") or (_DEFAULT_BLOCK,)
+    sums = pins.values_of("reduce") or (EXACT_SUM,)
+    kinds = [
+        (str(gather), int(block) if gather == INT8 else 0)
+        for gather, block in product(gathers, blocks)
+    ]
+    return tuple(
+        rounding_of(gather, block, str(reduce), precision)
+        for (gather, block), reduce in product(dict.fromkeys(kinds), sums)
+    )
+
+
+def rounding_of_plan(plan: Plan) -> Rounding:
+    """Return how a plan rounds."""
+    zero, precision = plan.layout.zero, plan.mathematics.precision
+    return rounding_of(zero.gather, precision.int8_block, zero.reduce, precision)
+
+
+def rounding_of(gather: str, block: int, reduce: str, precision: Precision) -> Rounding:
+    """Return one way to round, with the bytes that a weight of a block is sent in."""
+    kind = cast("ReduceKind", reduce)
+    return Rounding(
+        gather=gather,
+        int8_block=block,
+        reduce=reduce,
+        gathered_bytes=0.0
+        if gather == EXACT_GATHER
+        else gathered_weight_bytes(precision, int8_block=block),
+        gathers_ends=float(gather == INT8),
+        summed_bytes=summed_weight_bytes(kind, precision),
+    )
+
+
+LESS = 0.025
+"""Share of what a block keeps by which the next choice keeps less at the least."""
+
+
+class RecomputeOption(NamedTuple):
+    """Say every how many blocks one runs again, their share, and which operators of the others."""
+
+    every: int
+    share: float
+    operators: tuple[RecomputedOperator, ...] = ()
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Return the fields of `LayoutNumbers` that say it."""
+        return {"recompute": self.share, **redone_numbers(self.operators)}
+
+
+def redone_numbers(operators: Sequence[RecomputedOperator]) -> dict[str, float]:
+    """Return which operators run again as fields of `LayoutNumbers`."""
+    names: tuple[RecomputedOperator, ...] = ("norm", "activation", "mlp")
+    found = {f"redone_{name}": float(name in operators) for name in names}
+    return {**found, "selective": float("attention" in operators)}
+
+
+def recompute_options(request: SearchRequest) -> tuple[RecomputeOption, ...]:
+    """Return what may run again, least work first; each keeps less than the one before."""
+    layers, wanted = request.model.layers, request.pins.values_of("recompute")
+    block = _Block(
+        model=request.model,
+        length=request.mathematics.sequence_length,
+        # How much memory there is changes nothing here.
+        machine=replace(request.machine_numbers(1), memory_bytes=0.0),
+        software=request.software,
+    )
+    worth = _worth_trying(block)
+    if wanted is None:
+        return worth
+    found: dict[RecomputeOption, None] = {}
+    for one in wanted:
+        if one == SELECTIVE:
+            found |= {option: None for option in worth if option.operators and not option.every}
+            continue
+        every, operators = recompute_of_pin(one)
+        if every <= layers:
+            found[_option(layers, every, operators)] = None
+    return _leaner_and_leaner(block, [*found])
+
+
+def operator_options(request: SearchRequest) -> tuple[RecomputeOption, ...]:
+    """Return the operators alone that may run again, least work first; none for other trainers."""
+    return tuple(one for one in recompute_options(request) if one.operators and not one.every)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """Give what decides the bytes and seconds of a block on one device."""
+
+    model: ModelShape
+    length: int
+    machine: MachineNumbers
+    software: TrainerConstants
+
+
+def _option(
+    layers: int, every: int, operators: tuple[RecomputedOperator, ...] = ()
+) -> RecomputeOption:
+    share = ceil(layers / every) / layers if every else 0.0
+    return RecomputeOption(every, share, operators if every != 1 else ())
+
+
+@lru_cache(maxsize=64)
+def _worth_trying(block: _Block) -> tuple[RecomputeOption, ...]:
+    """Return the choices that keep less than all that take no longer."""
+    layers = block.model.layers
+    intervals = (0, *range(min(MOST_RECOMPUTE_INTERVAL, layers), 0, -1))
+    found = {
+        _option(layers, every, operators): None
+        for operators in _operator_sets(block.model)
+        for every in intervals
+    }
+    return _leaner_and_leaner(block, [*found], less=LESS)
+
+
+def _leaner_and_leaner(
+    block: _Block, options: Sequence[RecomputeOption], *, less: float = 0.0
+) -> tuple[RecomputeOption, ...]:
+    """Return the choices, least work first, that keep `less` of a block than all before them."""
+    if not options:
+        return ()
+    kept, seconds = _kept_and_seconds(block, options)
+    chosen: list[RecomputeOption] = []
+    least = float("inf")
+    for _, held, one in sorted(zip(seconds, kept, options, strict=True)):
+        if held < least - less * max(kept):
+            least = held
+            chosen.append(one)
+    return tuple(chosen)
+
+
+def _kept_and_seconds(
+    block: _Block, options: Sequence[RecomputeOption]
+) -> tuple[list[float], list[float]]:
+    """Return the bytes that a mean block keeps, and the seconds that it takes once more."""
+    layout = stacked_layouts([LayoutNumbers(**one.numbers) for one in options])
+    work = CostInputs(
+        model=with_adapters(model_numbers_from_shape(block.model, block.length), block.model),
+        machine=block.machine,
+        software=block.software,
+        layout=layout,
+    )
+    mixture = block.model.experts is not None and first_number(work.model.mixture_layers) > 0
+    whole, redone = bytes_of_block(work, mixture=mixture)
+    stream = work.element * work.tokens * work.model.hidden
+    seconds = block_seconds(replace(work, layout=LayoutNumbers()), mixture=mixture)
+    share = np.array([one.share for one in options])
+    kept = share * stream + (1.0 - share) * (whole - redone)
+    again = share * seconds.forward.total + (1.0 - share) * seconds.again.of_layout(layout)
+    return kept.tolist(), again.tolist()
+
+
+def _operator_sets(shape: ModelShape) -> tuple[tuple[RecomputedOperator, ...], ...]:
+    """Return sets of operators that may run again, none first."""
+    attention: tuple[RecomputedOperator, ...] = ("attention",) if shape.latent is None else ()
+    sets: list[tuple[RecomputedOperator, ...]] = [(), ("norm",)]
+    if shape.has_dense_blocks:
+        sets = [(), ("norm", "activation"), ("norm", "mlp")]
+    return tuple(dict.fromkeys((*sets, *((*one, *attention) for one in sets[1:]))))
+
 
 MOST_VIRTUAL = 12  # stages of a rank
 MOST_STAGE = 3  # of ZeRO
@@ -206,3 +440,8 @@ def schedule_options(pins: Pins, pp: int, layers: int) -> tuple[ScheduleOption, 
                 least, multiple = builder.minimum_microbatches(pp), builder.microbatch_multiple
                 found.append(ScheduleOption(name, virtual, least, multiple, most))
     return tuple(found)
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Return all divisors in rising order."""
+    return nearest_divisors(number, 1, limit=number)

@@ -28,8 +28,7 @@ from echelon.cost.seconds.stages import PipelineOrder, Stages, balanced_stages, 
 from echelon.cost.seconds.step import BlockKindSeconds, block_kind_seconds
 from echelon.cost.seconds.trainers import OURS
 from echelon.cost.seconds.unit_times import Again, UnitTimes, unit_times_by_kind
-from echelon.layout.secondary import ranks_per_node
-from echelon.planner.explain.expected import ExpectedStep, expected_step
+from echelon.layout.data_groups import ranks_per_node
 from echelon.planner.predict.estimate import (
     Estimate,
     estimate_from_inputs,
@@ -37,10 +36,11 @@ from echelon.planner.predict.estimate import (
     with_exact_bytes,
     with_simulated_terms,
 )
-from echelon.planner.predict.formulas import OF_BLOCKS, searched_sums
+from echelon.planner.predict.expected import ExpectedStep, expected_step
 from echelon.planner.search.candidate import CandidatePlan, ScoredCandidate
+from echelon.planner.search.formulas import OF_BLOCKS, searched_sums
+from echelon.planner.search.options import RecomputeOption, recompute_options
 from echelon.planner.search.pins import NO_RECOMPUTE
-from echelon.planner.search.recompute_options import RecomputeOption, recompute_options
 from echelon.planner.search.request import SearchRequest
 
 

@@ -3,6 +3,8 @@
 
 A model is a preset, the path of a config.json, or a run file, whose layout is left aside. What
 nobody says has a default, and every default that was taken is told.
+
+A question about an answer is the same request on other devices, or with other settings.
 """
 
 from __future__ import annotations
@@ -15,16 +17,16 @@ from shlex import quote
 from typing import Literal, get_args
 
 from echelon.config.cluster.settings import typed_cluster
-from echelon.config.entries import Entry
-from echelon.config.job import LENGTH_KEY, Job
+from echelon.config.entries import DEFAULT, Entry
+from echelon.config.job import LENGTH_KEY, SEQUENCES_KEY, Job, assumed_batch
 from echelon.config.load import run_name_of
+from echelon.config.schema import CLUSTER_SOURCES
 from echelon.config.setting_layers import (
     SettingLayers,
     gather_layers,
     parse_set_flags,
     preset_meant,
 )
-from echelon.config.settings.schema import CLUSTER_SOURCES
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.messages.names import name_parts
@@ -50,9 +52,6 @@ from echelon.cost.seconds.trainers import (
     constants_on_devices,
 )
 from echelon.interop.tools import ALSO_CALLED, abilities_of_trainer
-from echelon.planner.search.defaults import complete_run
-from echelon.planner.search.gradient_sums import resolve_candidate, resolve_one_rank
-from echelon.planner.search.one_training import require_one_training
 from echelon.planner.search.pins import (
     SELECTIVE,
     Pins,
@@ -61,6 +60,13 @@ from echelon.planner.search.pins import (
     pin_word,
     read_pins,
     recompute_of_pin,
+)
+from echelon.planner.search.run_settings import (
+    TOKENS_OF_A_BATCH,
+    complete_run,
+    require_one_training,
+    resolve_candidate,
+    resolve_one_rank,
 )
 
 Objective = Literal["time", "throughput", "cost", "devices", "expected", "longest-sequence"]
@@ -367,3 +373,49 @@ def is_hf_config(model: str | Path) -> bool:
     """Return whether a model is named by the path of a config.json, or of a folder with one."""
     path = Path(model)
     return str(model).endswith(".json") or (path.is_dir() and (path / "config.json").is_file())
+
+
+def request_on_cluster(request: SearchRequest, cluster: Cluster) -> SearchRequest:
+    """Return the same request on other devices."""
+    layer = {"cluster.preset": Entry(value=cluster.name, source=f"--cluster {cluster.name}")}
+    kept = tuple(without_keys(one, CLUSTER_SOURCES) for one in request.layers)
+    alone = replace(request.one_rank_run, cluster=cluster)
+    if cluster.backend != request.cluster.backend:
+        # Devices of another kind may have other kernels.
+        there = replace(request, layers=(*kept, layer)).job({}).plan.layout.kernels
+        alone = replace(alone, layout=replace(alone.layout, kernels=there))
+    software = trainer_software(request.trainer, alone)
+    return replace(
+        request, cluster=cluster, one_rank_run=alone, layers=(*kept, layer), software=software
+    )
+
+
+def request_with_settings(request: SearchRequest, settings: Mapping[str, object]) -> SearchRequest:
+    """Return the same request with other settings of its run; ConfigError where a rule breaks.
+
+    A batch that nobody asked for follows a new length of sequences, as it does on the command line.
+    """
+    added = dict(settings)
+    length = added.get(LENGTH_KEY)
+    if isinstance(length, int) and SEQUENCES_KEY not in added and batch_is_default(request):
+        added[SEQUENCES_KEY] = max(1, TOKENS_OF_A_BATCH // length)
+    layer = {key: Entry(value=value, source="") for key, value in added.items()}
+    changed = replace(request, layers=(*request.layers, layer))
+    alone = replace(changed.job({}).plan, cluster=request.cluster)
+    return replace(changed, one_rank_run=alone, software=trainer_software(request.trainer, alone))
+
+
+def batch_is_default(request: SearchRequest) -> bool:
+    """True if nobody has asked for the sequences of a global batch."""
+    return _batch_source(request) == DEFAULT
+
+
+def batch_is_assumed(request: SearchRequest) -> bool:
+    """True if the sequences of a global batch are a default, or of a model's preset."""
+    source = _batch_source(request)
+    return source == DEFAULT or any(assumed_batch({SEQUENCES_KEY: source}))
+
+
+def _batch_source(request: SearchRequest) -> str:
+    asked = [one[SEQUENCES_KEY].source for one in request.layers if SEQUENCES_KEY in one]
+    return asked[-1] if asked else ""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""See a plan: what ranks hold, where the seconds of a step go, where ranks sit.
+"""A document of plain values, its figures of a plan, and its text for a terminal.
 
-Each picture is made of plain values, and is lines of text for a terminal; the page draws them too.
+Files import only files above them in this list.
 
-    memory.py       bytes of each rank by kind, as bars; rows of a plan
-    waterfall.py    seconds of a step by term, as bars
-    mesh_map.py     ranks on devices, and which links the groups of an axis use
+    document.py     records: tables, figures, facts, sections, a whole page
+    text_layout.py  sections, tables and sentences as text of so many columns
     terms.py        numbers that add up as they are shown; letters, hues and tones of terms
-    text_layout.py  tables and sentences in 80 columns
-    lines.py        text with colors for a terminal
+    plan_figures.py memory bars of ranks, and the waterfall of a step
+    mesh_map.py     ranks on devices, and links of the groups of an axis
+    figure_text.py  these figures as lines with colors for a terminal
 """

@@ -15,18 +15,22 @@ tier of links, fastest first, whose blocks of `degree` devices hold each group o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from rich.cells import cell_len
 
 from echelon.core.axis import Axis
 from echelon.core.cluster import Cluster, Link
 from echelon.core.mesh import Mesh
+from echelon.core.plan import Plan
 from echelon.core.units import decimal_bytes
-from echelon.planner.view.lines import WIDTH, Span, TextLine, table_lines, truncate_text
+from echelon.planner.view.document import DataTable, MeshAxis, MeshDigit, MeshFigure, Section
+
+_MOST_NODES = 4  # nodes
+MOST_DEVICES = 72  # devices
+_MOST_PARTS = 16  # names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +95,6 @@ def _fact(axis: Axis, members: Any, cluster: Cluster) -> AxisFact:
         most_nodes=int(spans.max()),
         link=link,
     )
-
-
-_MOST_NODES = 4  # nodes
-MOST_DEVICES = 72  # devices
-_MOST_PARTS = 16  # names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,10 +181,6 @@ class MeshMap:
             if link in links and 0 < link.interfaces < per_node
         )
 
-    def lines(self, *, columns: int = WIDTH) -> list[TextLine]:
-        """Return the map as lines of 80 columns at most."""
-        return [*_lines(self, columns=columns)]
-
     def _device(self, rank: int) -> MapDevice:
         mesh = self.mesh
         if mesh.is_server(rank):
@@ -225,40 +220,72 @@ def _row(fact: AxisFact) -> tuple[str, ...]:
     )
 
 
-def _lines(found: MeshMap, *, columns: int) -> Iterator[TextLine]:
+def mesh_section(plan: Plan) -> Section:
+    """Return the part of the page that says where ranks are and what their groups travel over."""
+    found = mesh_map(plan.mesh, plan.cluster, expert_tp=plan.layout.experts.expert_tp)
     cluster, mesh = found.head()
-    yield (Span(truncate_text(f"cluster  {cluster}", columns)),)
-    yield (Span(truncate_text(f"mesh     {mesh}", columns)),)
-    if found.facts:
-        yield ()
-        rows = found.rows()
-        used = sum(max(cell_len(row[place]) for row in rows) + 2 for place in range(6))
-        right = (False, True, True, False, True, True, False)
-        fitted = [(*row[:6], truncate_text(row[6], columns - used)) for row in rows]
-        yield from table_lines(fitted, right=right)
-        for words in found.shared_ways():
-            yield (Span(truncate_text(words, columns)),)
-    yield ()
-    for node in found.shown_nodes:
-        yield (Span(truncate_text(found.node_title(node), columns)),)
-        yield from _boxes(found.devices(node), columns=columns)
-    yield (Span("A box is a device: its rank, then its coordinates."),)
-    if parts := found.parts():
-        yield ()
-        yield (Span(f"The {found.num_nodes:,} nodes hold the ranks of the pipeline so:"),)
-        yield from ((Span(truncate_text(part, columns)),) for part in parts)
+    head, *rows = found.rows()
+    return Section(
+        id="mesh",
+        title="Where ranks are",
+        summary=f"{mesh}, on {cluster}. Choose a rank to see its groups.",
+        figure=mesh_figure(found),
+        table=DataTable(head=head, rows=tuple(rows), right=(1, 2, 4, 5)),
+        notes=found.shared_ways(),
+    )
 
 
-def _boxes(devices: Sequence[MapDevice], *, columns: int) -> Iterator[TextLine]:
-    cells = [(str(device.rank), *device.coordinates) for device in devices]
-    width = max(len(words) for cell in cells for words in cell)
-    most = max((columns - 1) // (width + 3), 1)
-    in_row = -(-len(cells) // -(-len(cells) // most))
-    edge: TextLine = ()
-    for first in range(0, len(cells), in_row):
-        row = cells[first : first + in_row]
-        edge = (Span("+" + ("-" * (width + 2) + "+") * len(row)),)
-        yield edge
-        for words in zip(*row, strict=True):
-            yield (Span("|" + "".join(f" {word.ljust(width)} |" for word in words)),)
-    yield edge
+def mesh_figure(found: MeshMap) -> MeshFigure:
+    """Return the ranks of a mesh on their devices, with the links of each axis."""
+    mesh, cluster = found.mesh, found.cluster
+    return MeshFigure(
+        cluster=cluster.name,
+        device=cluster.device.name,
+        ranks=mesh.num_workers,
+        devices_per_node=cluster.devices_per_node,
+        axes=tuple(_axis(mesh, fact, found.expert_tp) for fact in reversed(found.facts)),
+        words=(*found.parts(), *_servers(mesh)),
+    )
+
+
+def _servers(mesh: Mesh) -> tuple[str, ...]:
+    """Return which ranks are beside the grid, if any."""
+    if not mesh.servers:
+        return ()
+    first, last = mesh.server_ranks[0], mesh.server_ranks[-1]
+    ranks = (
+        f"rank {first:,} is a server" if first == last else f"ranks {first:,}-{last:,} are servers"
+    )
+    return (f"{ranks}, beside these ranks",)
+
+
+def _axis(mesh: Mesh, fact: AxisFact, expert_tp: int) -> MeshAxis:
+    link = fact.link
+    told = f"{link.name}, {decimal_bytes(link.bandwidth)}/s each way" if link else "no link"
+    return MeshAxis(
+        name=fact.axis.value,
+        degree=fact.degree,
+        digits=_digits(mesh, fact.axis, expert_tp),
+        link=told,
+        where=fact.where,
+    )
+
+
+def _digits(mesh: Mesh, axis: Axis, expert_tp: int) -> tuple[MeshDigit, ...]:
+    """Return the digits that an axis varies.
+
+    Those of `ep` are neighbours of its fold, whose axes stand beside one another in a rank's
+    number: the groups are runs of as many, whatever axes they reach over.
+    """
+    degree, inner = mesh.degree(axis), axis
+    if axis is Axis.EP:
+        degree, inner = mesh.ep, mesh.expert_fold(expert_tp=expert_tp)[-1]
+    return (MeshDigit(degree=degree, stride=_stride(mesh, inner)),)
+
+
+def _stride(mesh: Mesh, axis: Axis) -> int:
+    """Return by how many ranks two neighbours on an axis differ."""
+    stride = 1
+    for inner in mesh.order[mesh.order.index(axis) + 1 :]:
+        stride *= mesh.degree(inner)
+    return stride

@@ -13,9 +13,9 @@ from itertools import cycle
 from math import floor, fsum, isfinite
 from string import ascii_uppercase
 from types import MappingProxyType
-from typing import Literal
 
 from echelon.core.units import binary_unit
+from echelon.planner.view.document import Tone
 
 _SECONDS = ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns"))
 _DIGITS = 5  # significant digits
@@ -95,8 +95,6 @@ def _round_terms(
     )
 
 
-Tone = Literal["compute", "communication", "idle"]
-
 _LOOKS: Mapping[str, tuple[str, int]] = MappingProxyType(
     {
         "parameters": ("P", 212),
@@ -123,14 +121,14 @@ OTHER = "other"
 _COMPUTE = frozenset({"matmul", "attention", "memory", "head", "recompute", "optimizer"})
 _COMMUNICATION = frozenset({"tensor", "context", "expert", "messages", "gather", "gradients"})
 
-TONES: Mapping[Tone, tuple[str, str]] = MappingProxyType(
-    {
-        "compute": ("=", "compute"),
-        "communication": ("#", "exposed communication"),
-        "idle": (".", "idle"),
-    }
+TONES: Mapping[Tone, str] = MappingProxyType(
+    {"compute": "compute", "communication": "exposed communication", "idle": "idle"}
 )
-"""The mark of each tone in a terminal, and what it is called."""
+"""The name of each tone."""
+
+_MARKS: Mapping[Tone, tuple[str, int, float]] = MappingProxyType(
+    {"compute": ("=", 212, 0.72), "communication": ("#", 36, 0.72), "idle": (".", 212, 0.06)}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +138,11 @@ class TermStyle:
     name: str
     letter: str
     hue: int
+
+
+def tone_mark(tone: Tone) -> tuple[str, int, float]:
+    """Return the mark of a tone in a terminal, its hue in degrees and its saturation."""
+    return _MARKS[tone]
 
 
 def tone_of(term: str) -> Tone:

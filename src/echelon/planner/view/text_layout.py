@@ -12,9 +12,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from textwrap import wrap
 
 from echelon.core.messages.plurals import in_singular
+from echelon.planner.view.document import DataTable, Section, number_columns
 
 WIDTH = 80  # columns of text
 GAP, WORDS_OF_NUMBER = "  ", 2
+
+
+def section_text(section: Section, *, columns: int = WIDTH) -> str:
+    """Return a section as paragraphs: its sentence, its table, its notes."""
+    parts = [section.summary]
+    if section.table is not None:
+        parts.append(data_text(section.table, columns=columns))
+    return "\n\n".join((*parts, *section.notes))
+
+
+def data_text(found: DataTable, *, columns: int | None = None) -> str:
+    """Return a table of a document as text."""
+    return table(found.head, found.rows, columns)
 
 
 def table(
@@ -26,10 +40,8 @@ def table(
     room for stands below, behind the first column again.
     """
     head, body = list(header), [[in_singular(str(cell)) for cell in row] for row in rows]
-    right = [
-        column > 0 and all(row[column][:1].isdigit() or row[column] == "-" for row in body)
-        for column in range(len(head))
-    ]
+    numbers = number_columns(len(head), body)
+    right = [column in numbers for column in range(len(head))]
     widths = [max(map(len, cells)) for cells in zip(head, *body, strict=True)]
     parts = [[*range(len(head))]]
     if columns is not None and sum(widths) + len(GAP) * (len(widths) - 1) > columns:

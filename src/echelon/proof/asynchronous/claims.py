@@ -20,7 +20,7 @@ from echelon.proof.asynchronous.record import AsynchronousRank
 from echelon.proof.asynchronous.replay import OrderProblem, Replay
 from echelon.proof.claims.checks import Check, exact_check
 from echelon.proof.claims.claims import ClaimResult, judged
-from echelon.proof.claims.tolerance import FLOOR
+from echelon.proof.evidence.fits import FLOOR
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.optimizers import global_norm
 

@@ -18,10 +18,10 @@ from echelon.config.derived.pipeline import FILE, FILE_KEY, SCHEDULE_KEY, STAGES
 from echelon.config.files.show import CLUSTER_FILE, CLUSTER_KEY, SCHEDULE_FILE
 from echelon.config.load import load_job
 from echelon.config.plan_view import view_from_plan
-from echelon.config.settings.schema import SETTINGS
-from echelon.config.settings.value_types import toml_tables, toml_text
+from echelon.config.schema import SETTINGS
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
+from echelon.core.settings.value_types import toml_tables, toml_text
 from echelon.proof.bisect.halving import halves
 from echelon.schedule.files import schedule_csv
 from echelon.schedule.from_plan import schedule_from_plan

@@ -10,9 +10,12 @@ context_parts.py        losses, tokens and gradients by context rank
 factors.py              wrong factors that have a name
 places.py               which slice is wrong where the rest is right
 forward/                wrong forward passes, by the losses that they give
+passing/                between which modules a captured program goes wrong
 gradients/              wrong gradients, and their norm
 updates/                wrong updates, outer steps, and parameters that are not written back
 activations.py          between which two places a pass goes wrong
 routing.py              wrong routes, loads, losses and biases
-diagnose.py             the first failure, and who explains it; races, and a narrow dtype's errors
+plans.py                the first failure of a plan; its races, and errors of a narrow dtype
+captured.py             the first failure of a captured program
+diagnose.py             the first failure of either
 """

@@ -18,12 +18,7 @@ import torch
 
 from echelon.models.boundaries import FINAL_NORM, INPUT, OUTPUT
 from echelon.proof.causes.factors import named_factor
-from echelon.proof.causes.finding import (
-    ProofFinding,
-    group_of,
-    named_groups,
-    with_distinguishing_axis,
-)
+from echelon.proof.causes.finding import ProofFinding, with_distinguishing_axis
 from echelon.proof.causes.forward.losses import explain_microbatch_losses
 from echelon.proof.causes.forward.row_pieces import chunk_variants, row_piece_variants
 from echelon.proof.causes.gradients.norm_layers import explain_norm_layer
@@ -35,14 +30,16 @@ from echelon.proof.claims.activation_checks import (
     copies_at,
     whole_activation,
 )
-from echelon.proof.claims.checks import Check, Evidence
-from echelon.proof.claims.factor_fit import (
+from echelon.proof.claims.checks import Check
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.evidence.fits import (
     EXPLAINED,
     fit_basis,
     fit_factor,
     nearly_equal,
     relative_residual,
 )
+from echelon.proof.evidence.groups import group_of, named_groups
 from echelon.proof.oracle.activations import hearing
 from echelon.proof.oracle.losses import loss_of_tokens
 from echelon.proof.oracle.oracle import OracleStep
@@ -59,7 +56,7 @@ _POWERS = ("1", "the right gradient", "its square", "its cube")
 class WrongActivation:
     """Hold the first wrong activation of a step, and the copies of it that are wrong."""
 
-    evidence: Evidence
+    evidence: PlanEvidence
     oracle: OracleStep
     name: str
     copies: Sequence[ActivationCopy]
@@ -72,14 +69,14 @@ class WrongActivation:
 
     def observed(self, name: str) -> torch.Tensor:
         """Return what the ranks have together at any boundary."""
-        copies = copies_at(self.evidence.plan, self.evidence.observed, self.oracle.step)
+        copies = copies_at(self.evidence.plan, self.evidence.run, self.oracle.step)
         return whole_activation(copies.get(name, []), self.oracle.activations[name])
 
 
-def explain_activation(evidence: Evidence, failure: Check) -> ProofFinding:
+def explain_activation(evidence: PlanEvidence, failure: Check) -> ProofFinding:
     """Return the mistake behind the first wrong activation, with where it is made."""
-    oracle, name = evidence.oracle[failure.step], failure.subject
-    copies = copies_at(evidence.plan, evidence.observed, failure.step).get(name, [])
+    oracle, name = evidence.steps[failure.step], failure.subject
+    copies = copies_at(evidence.plan, evidence.run, failure.step).get(name, [])
     right_BTW = oracle.activations[name].double()
     allowed = failure.allowed * float(right_BTW.norm())
     wrong = [
@@ -102,7 +99,7 @@ def explain_activation(evidence: Evidence, failure: Check) -> ProofFinding:
     told = replace(found, description=f"{found.description}; {place}", ranks=ranks)
     told = replace(told, tensor=found.tensor or tensor_at(name))
     holders = {copy.rank for copy in copies}
-    return with_distinguishing_axis(evidence.plan, told, ranks, holders)
+    return with_distinguishing_axis(evidence.axes(), told, ranks, holders)
 
 
 def tensor_at(name: str) -> str:
@@ -135,9 +132,9 @@ def _between(oracle: OracleStep, name: str) -> str:
     return f"first wrong in {describe_boundary(name)}, right in {describe_boundary(names[before])}"
 
 
-def _by_losses(evidence: Evidence, failure: Check) -> ProofFinding | None:
+def _by_losses(evidence: PlanEvidence, failure: Check) -> ProofFinding | None:
     """Find a known mistake that gives the losses of the microbatches, where they are told."""
-    reported = evidence.observed.microbatch_losses(failure.step)
+    reported = evidence.run.microbatch_losses(failure.step)
     if not reported:
         return None
     finding = explain_microbatch_losses(evidence, failure)
@@ -313,15 +310,15 @@ def _direction(activation: WrongActivation) -> str:
     )
 
 
-def explain_backward(evidence: Evidence, step: int) -> ProofFinding | None:
+def explain_backward(evidence: PlanEvidence, step: int) -> ProofFinding | None:
     """Return where a backward pass is first wrong, and as what; None where it is right."""
     place = backward_place(evidence, step)
     if place is None:
         return None
     name, says = place
-    oracle = evidence.oracle[step]
+    oracle = evidence.steps[step]
     right_BTW = oracle.activation_gradients[name].double()
-    copies = copies_at(evidence.plan, evidence.observed, step, gradient=True).get(name, [])
+    copies = copies_at(evidence.plan, evidence.run, step, gradient=True).get(name, [])
     copies = [one for one in copies if one.values_nW.shape[-1] == right_BTW.shape[-1]]
     wrong = [one for one in copies if not _same(one.values_nW, one.right_rows(right_BTW))]
     found = ProofFinding("none", "another backward pass")
@@ -357,7 +354,7 @@ def _function_of(activation: WrongActivation, right_BTW: torch.Tensor) -> ProofF
     return ProofFinding("not linear", says, residual=residual)
 
 
-def backward_place(evidence: Evidence, step: int) -> tuple[str, str] | None:
+def backward_place(evidence: PlanEvidence, step: int) -> tuple[str, str] | None:
     """Return the boundary where a backward pass is first wrong, and in words from where on."""
     failures: Mapping[int, Check] = {
         check.position: check
@@ -366,7 +363,7 @@ def backward_place(evidence: Evidence, step: int) -> tuple[str, str] | None:
     }
     if not failures:
         return None
-    names = list(evidence.oracle[step].activation_gradients)
+    names = list(evidence.steps[step].activation_gradients)
     first = min(failures)
     says = f"backward is first wrong in the gradient of {describe_boundary(names[first])}"
     if first:

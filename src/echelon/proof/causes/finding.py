@@ -6,12 +6,12 @@ The axis is the one along which wrong and right ranks have no place in common.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import KW_ONLY, dataclass, replace
 
-from echelon.core.axis import DATA_AXES, LOSS_AXES, SHARD_AXES, Axis
-from echelon.core.plan import Plan
-from echelon.cost.bytes.servers import SERVERS_AXIS
+from echelon.proof.claims.checks import Check
+from echelon.proof.claims.claims import ClaimResult
+from echelon.proof.evidence.groups import AxisGroups, group_of
 
 ROUNDING = "right but for rounding"
 
@@ -65,6 +65,26 @@ class Diagnosis:
     num_compared: int
     """Tensors or numbers that were compared."""
 
+    @classmethod
+    def of(
+        cls, result: ClaimResult, failure: Check, finding: ProofFinding, where: str
+    ) -> Diagnosis:
+        """Return the finding of a claim's failure; `where` says where its tensor is."""
+        return cls(
+            rule=result.rule.id,
+            step=failure.step,
+            tensor=finding.tensor or failure.subject,
+            where=where,
+            factor=finding.factor,
+            axis=finding.axis,
+            value=finding.value,
+            says=finding.description,
+            residual=finding.residual,
+            ranks=finding.ranks,
+            num_wrong=len({(one.step, one.subject) for one in result.failures}),
+            num_compared=result.compared,
+        )
+
     def sentence(self) -> str:
         """Return the diagnosis as one sentence."""
         axis = f" [axis {self.axis}]" if self.axis else ""
@@ -72,77 +92,14 @@ class Diagnosis:
         return f"first wrong: {place}: {self.says}{axis}"
 
 
-NamedAxes = tuple[str, tuple[Axis, ...]]
-
-RankLists = tuple[tuple[int, ...], ...]
-
-
-def named_groups(plan: Plan, *, expert: bool = False) -> Iterator[tuple[str, RankLists]]:
-    """Yield the groups of ranks that share something, by the name of their axis.
-
-    They are those of `grouped_axes`; of routed experts the ranks that hold the same experts come
-    first, then those that hold all of them together.
-    """
-    mesh = plan.mesh
-    if expert:
-        expert_tp = plan.layout.experts.expert_tp
-        if plan.layout.experts.zero_stage:
-            yield "edp_shard", mesh.expert_shard_groups(expert_tp=expert_tp)
-            yield "dp_replicate", mesh.groups(Axis.DP_REPLICATE)
-        yield "edp", mesh.expert_data_groups(expert_tp=expert_tp)
-        yield "ep", mesh.expert_groups(expert_tp=expert_tp)
-        if expert_tp > 1:
-            yield "tp", mesh.groups(Axis.TP)
-        yield "pp", mesh.groups(Axis.PP)
-        return
-    servers = tuple(mesh.server_ranks)
-    if servers:
-        yield SERVERS_AXIS, (servers, *((rank,) for rank in range(mesh.num_workers)))
-    for axis, members in grouped_axes(plan):
-        yield axis, (*mesh.groups(*members), *((rank,) for rank in servers))
-
-
-def group_of(groups: RankLists, rank: int) -> tuple[int, ...]:
-    """Return the group that `rank` is in."""
-    return next(group for group in groups if rank in group)
-
-
-def grouped_axes(plan: Plan) -> tuple[NamedAxes, ...]:
-    """Return the axes over which things are summed, by name, the most telling first.
-
-    What is summed over data ranks is summed over context ranks too: either may be at fault alone,
-    or both together.
-    """
-    mesh = plan.mesh
-    sliced: tuple[NamedAxes, ...] = ()
-    if plan.layout.zero.stage:
-        sliced = (
-            *_with_context(plan, "dp_shard", (Axis.DP_SHARD,), SHARD_AXES),
-            ("dp_replicate", (Axis.DP_REPLICATE,)),
-        )
-    summed = _with_context(plan, "dp", DATA_AXES, LOSS_AXES)
-    context: tuple[NamedAxes, ...] = (("cp", (Axis.CP,)),) if mesh.cp > 1 else ()
-    return (*context, *sliced, *summed, ("tp", (Axis.TP,)), ("pp", (Axis.PP,)))
-
-
-def shard_axis(plan: Plan) -> str:
-    """Return the name of what ZeRO cuts slices over."""
-    return _with_context(plan, "dp_shard", (Axis.DP_SHARD,), SHARD_AXES)[-1][0]
-
-
-def index_in_group(plan: Plan, rank: int, axes: tuple[Axis, ...]) -> int:
-    """Return the position of `rank` in its group over `axes`."""
-    return plan.mesh.group(rank, *axes).index(rank)
-
-
 def distinguishing_axis(
-    plan: Plan, wrong: Collection[int], right: Iterable[int], *, expert: bool = False
+    groups_of_axes: AxisGroups, wrong: Collection[int], right: Iterable[int]
 ) -> tuple[str, list[int]] | None:
     """Return an axis along which wrong and right ranks have no place in common, and the wrong's."""
     right = set(right) - set(wrong)
     if not wrong or not right:
         return None
-    for axis, groups in named_groups(plan, expert=expert):
+    for axis, groups in groups_of_axes:
         places = [{group_of(groups, r).index(r) for r in ranks} for ranks in (wrong, right)]
         if not places[0] & places[1]:
             return axis, sorted(places[0])
@@ -150,28 +107,15 @@ def distinguishing_axis(
 
 
 def with_distinguishing_axis(
-    plan: Plan,
+    groups_of_axes: AxisGroups,
     finding: ProofFinding,
     wrong: Collection[int],
     right: Iterable[int],
-    *,
-    expert: bool = False,
 ) -> ProofFinding:
     """Return the finding with the axis that tells right and wrong ranks apart, if one does."""
-    told = distinguishing_axis(plan, wrong, right, expert=expert)
+    told = distinguishing_axis(groups_of_axes, wrong, right)
     if told is None:
         return finding
     axis, places = told
     says = f"only on {axis} {places}: {finding.description}"
     return replace(finding, description=says, axis=finding.axis or axis)
-
-
-def _with_context(
-    plan: Plan, name: str, axes: tuple[Axis, ...], both: tuple[Axis, ...]
-) -> tuple[NamedAxes, ...]:
-    """Return an axis by itself and together with `cp`, as far as there are several ranks."""
-    if plan.mesh.cp == 1:
-        return ((name, axes),)
-    if plan.mesh.degree(*axes) == 1:
-        return (("cp", (Axis.CP,)),)
-    return (name, axes), (f"{name} and cp", both)

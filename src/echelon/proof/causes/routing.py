@@ -16,7 +16,7 @@ import torch
 from echelon.core.parameters import ROUTER
 from echelon.core.plan import Plan
 from echelon.proof.causes.factors import named_factor
-from echelon.proof.causes.finding import ROUNDING, ProofFinding, named_groups
+from echelon.proof.causes.finding import ROUNDING, ProofFinding
 from echelon.proof.causes.forward.losses import explain_microbatch_losses
 from echelon.proof.causes.gradients.experts import (
     SCOPE_AXES,
@@ -26,8 +26,10 @@ from echelon.proof.causes.gradients.experts import (
     wrong_shares,
 )
 from echelon.proof.causes.token_ranks import token_rows
-from echelon.proof.claims.checks import Check, Evidence
-from echelon.proof.claims.factor_fit import fit_factor, furthest_value, nearly_equal
+from echelon.proof.claims.checks import Check
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.evidence.fits import fit_factor, furthest_value, nearly_equal
+from echelon.proof.evidence.groups import named_groups
 from echelon.proof.oracle.losses import loss_of_tokens
 from echelon.proof.oracle.oracle import OracleStep, build_decoder
 
@@ -35,7 +37,7 @@ _LAYER = re.compile(r"layers\.(\d+)")
 _RANK = re.compile(r"of rank (\d+)$")
 
 
-def explain_routes(evidence: Evidence, failure: Check) -> ProofFinding:
+def explain_routes(evidence: PlanEvidence, failure: Check) -> ProofFinding:
     """Return the mistake by which tokens went to other experts."""
     finding = explain_microbatch_losses(evidence, failure)
     if finding.factor != "none":
@@ -47,13 +49,13 @@ def explain_routes(evidence: Evidence, failure: Check) -> ProofFinding:
     return ProofFinding("routes", failure.detail)
 
 
-def explain_loads(evidence: Evidence, failure: Check) -> ProofFinding:
+def explain_loads(evidence: PlanEvidence, failure: Check) -> ProofFinding:
     """Return how loads were counted that are not those of the global batch."""
-    oracle, layer = evidence.oracle[failure.step], _layer(evidence, failure)
+    oracle, layer = evidence.steps[failure.step], _layer(evidence, failure)
     right_E = oracle.routed[layer].counts_E.double()
     reported = {
         rank: torch.tensor(report.routing.loads[layer].counts, dtype=torch.float64)
-        for rank, report in enumerate(evidence.observed.reports(failure.step))
+        for rank, report in enumerate(evidence.run.reports(failure.step))
         if report.routing is not None and layer in report.routing.loads
     }
     factors = (_factor(evidence, failure, counts_E, right_E) for counts_E in reported.values())
@@ -61,13 +63,13 @@ def explain_loads(evidence: Evidence, failure: Check) -> ProofFinding:
     return next(found, ProofFinding("none", failure.detail))
 
 
-def explain_router_losses(evidence: Evidence, failure: Check) -> ProofFinding:
+def explain_router_losses(evidence: PlanEvidence, failure: Check) -> ProofFinding:
     """Return which factor is in a loss of routers."""
-    oracle = evidence.oracle[failure.step]
+    oracle = evidence.steps[failure.step]
     kind = "aux_loss" if failure.subject.startswith("aux") else "z_loss"
     reported = [
         getattr(report.routing.summary, kind)
-        for report in evidence.observed.reports(failure.step)
+        for report in evidence.run.reports(failure.step)
         if report.routing is not None
     ]
     right = sum(getattr(one, kind) for one in oracle.routed.values())
@@ -81,7 +83,9 @@ def explain_router_losses(evidence: Evidence, failure: Check) -> ProofFinding:
     return replace(named, description=f"{what} of the global batch is {named.description}")
 
 
-def _wrong_shares(evidence: Evidence, oracle: OracleStep, reported: float) -> ProofFinding | None:
+def _wrong_shares(
+    evidence: PlanEvidence, oracle: OracleStep, reported: float
+) -> ProofFinding | None:
     """Find an auxiliary loss of shares of other tokens."""
     plan = evidence.reference_plan
     model = build_decoder(plan, oracle.before, routing=oracle.routing, rounding=oracle.rounding)
@@ -93,12 +97,12 @@ def _wrong_shares(evidence: Evidence, oracle: OracleStep, reported: float) -> Pr
     return None
 
 
-def explain_router_state(evidence: Evidence, failure: Check) -> ProofFinding:
+def explain_router_state(evidence: PlanEvidence, failure: Check) -> ProofFinding:
     """Return by which loads the biases of a router moved, or its shares were made."""
-    plan, oracle, layer = evidence.plan, evidence.oracle[failure.step], _layer(evidence, failure)
+    plan, oracle, layer = evidence.plan, evidence.steps[failure.step], _layer(evidence, failure)
     bias = not failure.subject.startswith("share")
     rank = _RANK.search(failure.subject)
-    report = evidence.observed.reports(failure.step)[int(rank[1]) if rank else 0].routing
+    report = evidence.run.reports(failure.step)[int(rank[1]) if rank else 0].routing
     if report is None:
         return ProofFinding("none", failure.detail)
     said_E = torch.tensor((report.biases if bias else report.shares)[layer], dtype=torch.float64)
@@ -123,12 +127,12 @@ def explain_router_state(evidence: Evidence, failure: Check) -> ProofFinding:
 
 
 def _factor(
-    evidence: Evidence, failure: Check, said_E: torch.Tensor, right_E: torch.Tensor
+    evidence: PlanEvidence, failure: Check, said_E: torch.Tensor, right_E: torch.Tensor
 ) -> ProofFinding | None:
     factor, residual = fit_factor(said_E, right_E)
     if residual >= 1e-9 or nearly_equal(factor, 1.0):
         return None
-    return named_factor(evidence.plan, evidence.oracle[failure.step], factor, residual)
+    return named_factor(evidence.plan, evidence.steps[failure.step], factor, residual)
 
 
 def _partial(
@@ -157,12 +161,12 @@ def _loads_by_scope(
         yield axis, loads_in(chosen_NK, token_rows(plan).scope(*names), num_experts)
 
 
-def _layer(evidence: Evidence, failure: Check) -> int:
+def _layer(evidence: PlanEvidence, failure: Check) -> int:
     """Return the layer that a failure names, or the first one with a router."""
     found = _LAYER.search(failure.subject)
-    return int(found[1]) if found else min(evidence.oracle[failure.step].routed)
+    return int(found[1]) if found else min(evidence.steps[failure.step].routed)
 
 
-def router_of(evidence: Evidence, failure: Check) -> str:
+def router_of(evidence: PlanEvidence, failure: Check) -> str:
     """Return the name of the router that a failure is told under."""
     return f"layers.{_layer(evidence, failure)}.mlp{ROUTER}"

@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of a plan, and how far off it may be.
+"""What must hold of a program beside one device, and how far off it may be.
 
-claims.py           all claims in the order in which one causes the next
+plan_evidence.py    the evidence of a plan: what any program has, and what the plan promises
+tolerance.py        how far a correct plan may be from the oracle
 checks.py           comparisons of weights, samples, tokens, losses
-activation_checks.py what passes between the parts of the model
 value_checks.py     comparisons of gradients, updates and values; the replayed optimizer
+captured_checks.py  comparisons of what hooks captured of a program that is not ours
+activation_checks.py what passes between the parts of the model
 routing_checks.py   comparisons of routes, loads and biases, with choice_errors.py
 late_checks.py      races of a run with late completion, and its bits
-conditioning.py     what a rounding is worth to a model that enlarges it
-systematic.py       factors and sums that low precision hides, with factor_fit.py
+islands.py          the evidence of each island of local SGD, and what they make of meetings
+frozen_checks.py    weights that nothing may move
 predictions.py      bytes sent and held, the order of actions
-tolerance.py        how far a correct plan may be from the oracle
+systematic.py       factors and sums that low precision hides
+claims.py           all claims in the order in which one causes the next, and the judge
+conditioning.py     what a rounding is worth to a model that enlarges it
+ties.py             ties between 8-bit numbers, decided as the ranks did
+rounded_sums.py     sums that are rounded, each within its bound
 numeric_range.py    weights much larger and smaller, where a narrow dtype ends
 """

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import torch
 
 from echelon.core.plan import Plan
-from echelon.proof.claims.checks import Check, Evidence
-from echelon.proof.claims.tolerance import FLOOR
+from echelon.proof.claims.checks import Check
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.evidence.fits import FLOOR
 from echelon.proof.observed import ObservedRun
 from echelon.proof.oracle.activations import Activations
 from echelon.proof.oracle.batches import global_batch
@@ -75,22 +76,22 @@ def whole_activation(copies: list[ActivationCopy], like_BTW: torch.Tensor) -> to
     return whole_BTW
 
 
-def activations(evidence: Evidence) -> Iterator[Check]:
+def activations(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare what passed each boundary in each forward pass."""
-    for oracle in evidence.oracle:
+    for oracle in evidence.steps:
         yield from _checks(evidence, "activations", oracle.step, oracle.activations)
 
 
-def activation_gradients(evidence: Evidence) -> Iterator[Check]:
+def activation_gradients(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare the gradient of the mean loss at each boundary, the last one first."""
-    for oracle in evidence.oracle:
+    for oracle in evidence.steps:
         if not oracle.skipped:
             of = oracle.activation_gradients
             yield from _checks(evidence, "activation gradients", oracle.step, of)
 
 
-def _checks(evidence: Evidence, kind: str, step: int, right: Activations) -> Iterator[Check]:
-    copies = copies_at(evidence.plan, evidence.observed, step, gradient=kind != "activations")
+def _checks(evidence: PlanEvidence, kind: str, step: int, right: Activations) -> Iterator[Check]:
+    copies = copies_at(evidence.plan, evidence.run, step, gradient=kind != "activations")
     floor = FLOOR * global_norm(right)
     for position, (name, right_BTW) in enumerate(right.items() if copies else ()):
         error, detail = copies_error(copies.get(name, []), right_BTW.double())

@@ -11,78 +11,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from itertools import product
 
 import torch
 
 from echelon.core.axis import Axis
-from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.plan import Plan
-from echelon.layout.islands import Island
-from echelon.proof.claims.tolerance import Tolerance
-from echelon.proof.late import LateRun
-from echelon.proof.observed import ObservedRun
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.evidence.run import INITIAL, HeldPart, ProgramRun
 from echelon.proof.oracle.batches import global_batch
-from echelon.proof.oracle.local_sgd import OuterStep
-from echelon.proof.oracle.oracle import OracleStep, initial_parameters
-from echelon.proof.ranks import INITIAL
-from echelon.proof.subject import StepRecord
+from echelon.proof.oracle.oracle import initial_parameters
 from echelon.schedule.from_plan import stage_placement_from_plan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundsEvidence:
-    """Hold what an island of local SGD has in common with the others.
-
-    `plan` is that of all, `outer` what the oracle made of each meeting, `observed` what the ranks
-    of each island said.
-    """
-
-    plan: Plan
-    island: Island
-    outer: Sequence[OuterStep]
-    observed: Sequence[ObservedRun]
-
-    @property
-    def local(self) -> LocalSgd:
-        """Return how often islands meet, and what they make of it."""
-        return self.plan.mathematics.local_sgd
-
-    def changed(self, step: int) -> Collection[str]:
-        """Return the tensors that an outer step at the end of `step` changes."""
-        return self.outer[step].changed
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """Hold the two sides of a proof in one precision.
-
-    `plan` is what the ranks ran; `oracle` is float64 in every precision, and `reference_plan` the
-    plan that it ran. `rounded` is one device in the precision of the ranks, where that is not
-    float64, rounded in several ways; `late` is the run with late completion, where there was one.
-    Of an island of local SGD `rounds` is what it shares with the others.
-    """
-
-    plan: Plan
-    reference_plan: Plan
-    oracle: Sequence[OracleStep]
-    observed: ObservedRun
-    tolerance: Tolerance
-    late: LateRun | None = None
-    rounded: Sequence[Sequence[OracleStep]] = ()
-    rounds: RoundsEvidence | None = None
-
-    def changed_outside(self, step: int) -> Collection[str]:
-        """Return the values that an outer step changes at the end of `step`, after the inner."""
-        return () if self.rounds is None else self.rounds.changed(step)
-
-    def reports(self) -> Iterator[tuple[OracleStep, int, StepRecord]]:
-        """Yield each step of one device beside what each rank said of it."""
-        for oracle in self.oracle:
-            for rank, report in enumerate(self.observed.reports(oracle.step)):
-                yield oracle, rank, report
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,24 +48,22 @@ def relative_error(observed: torch.Tensor, oracle: torch.Tensor, floor: float) -
 
 
 def tensor_error(
-    observed: ObservedRun, kind: str, step: int, name: str, oracle: torch.Tensor
+    run: ProgramRun[HeldPart], kind: str, step: int, name: str, right: torch.Tensor
 ) -> float:
-    """Return the error of a piece of `name` that is furthest off, scaled by the whole tensor."""
-    pieces = observed.shards(kind, step, name)
-    if not pieces or not all(observed.fits(piece) for piece in pieces):
+    """Return the error of the part of a tensor that is furthest off, or of all of them together."""
+    parts = run.parts(kind, step, name)
+    if not parts or not all(run.fits(part) for part in parts):
         return math.inf
-    errors = [
-        float((piece.tensor.double() - oracle[piece.region].double()).norm()) for piece in pieces
-    ]
-    whole = float((observed.whole(kind, step, name) - oracle.double()).norm())
+    errors = [float((part.tensor.double() - part.of(right).double()).norm()) for part in parts]
+    whole = float((run.whole(kind, step, name) - right.double()).norm())
     return max((*errors, whole), key=_nan_last)
 
 
-def initial_weights(evidence: Evidence) -> Iterator[Check]:
+def initial_weights(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare the first weights of every rank with those of the seed, bit for bit."""
-    observed, right = evidence.observed, initial_parameters(evidence.plan)
+    observed, right = evidence.run, initial_parameters(evidence.plan)
     for kind, (position, (name, oracle)) in product(observed.value_kinds, enumerate(right.items())):
-        pieces = [p for p in observed.shards(kind, INITIAL, name) if observed.fits(p)]
+        pieces = [p for p in observed.parts(kind, INITIAL, name) if observed.fits(p)]
         same = [torch.equal(p.tensor, oracle[p.region].to(p.tensor.dtype)) for p in pieces]
         error = tensor_error(observed, kind, INITIAL, name, oracle)
         error = error / max(float(oracle.norm()), 1.0)
@@ -137,11 +76,11 @@ def initial_weights(evidence: Evidence) -> Iterator[Check]:
         )
 
 
-def nothing_dropped(evidence: Evidence) -> Iterator[Check]:
+def nothing_dropped(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare what the ranks hold, read and ran with the model and the batch."""
-    observed = evidence.observed
+    observed = evidence.run
     kinds = [(kind, INITIAL) for kind in observed.value_kinds]
-    for oracle in evidence.oracle:
+    for oracle in evidence.steps:
         kinds += [(kind, oracle.step) for kind in ("gradients", *observed.value_kinds)]
     for kind, step in kinds:
         for name in observed.names(kind, step) - observed.specs.keys():
@@ -151,7 +90,7 @@ def nothing_dropped(evidence: Evidence) -> Iterator[Check]:
                 continue
             problem = observed.coverage_problem(kind, step, name)
             yield exact_check(step, name, problem and f"{kind}: {problem}", position)
-    for oracle in evidence.oracle:
+    for oracle in evidence.steps:
         yield from _samples(evidence, oracle.step)
         yield from _layers(evidence, oracle.step)
 
@@ -167,11 +106,11 @@ def dp_rank_of(plan: Plan, rank: int) -> int:
     return here[Axis.DP_REPLICATE] * plan.mesh.dp_shard + here[Axis.DP_SHARD]
 
 
-def _samples(evidence: Evidence, step: int) -> Iterator[Check]:
+def _samples(evidence: PlanEvidence, step: int) -> Iterator[Check]:
     plan, every = evidence.plan, global_batch(evidence.plan, step).sample_ids
     share = len(every) // plan.mesh.dp
     ids = [every[replica * share : (replica + 1) * share] for replica in range(plan.mesh.dp)]
-    for rank, report in enumerate(evidence.observed.reports(step)):
+    for rank, report in enumerate(evidence.run.reports(step)):
         if plan.mesh.is_server(rank):
             read_here = f"rank {rank} is a server and read samples" if report.samples else ""
             yield exact_check(step, f"samples of rank {rank}", read_here, position=rank - 1000)
@@ -184,7 +123,7 @@ def _samples(evidence: Evidence, step: int) -> Iterator[Check]:
         yield exact_check(step, f"samples of rank {rank}", problem, position=rank - 1000)
 
 
-def _layers(evidence: Evidence, step: int) -> Iterator[Check]:
+def _layers(evidence: PlanEvidence, step: int) -> Iterator[Check]:
     """Compare the blocks that the ranks of each pipeline ran with those of the model.
 
     One rank runs a block, or two where microbatches cross the pipeline both ways.
@@ -196,7 +135,7 @@ def _layers(evidence: Evidence, step: int) -> Iterator[Check]:
         for stage, blocks in enumerate(plan.layout.pipeline.stages)
         for block in blocks
     }
-    reports = evidence.observed.reports(step)
+    reports = evidence.run.reports(step)
     for position, ranks in enumerate(plan.mesh.groups(Axis.PP)):
         ran = Counter(block for rank in ranks for block in set(reports[rank].layers))
         wrong = [block for block, owners in copies.items() if ran[block] != owners]
@@ -209,7 +148,7 @@ def _layers(evidence: Evidence, step: int) -> Iterator[Check]:
         yield exact_check(step, subject, problem, position=position - 500)
 
 
-def token_count(evidence: Evidence) -> Iterator[Check]:
+def token_count(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare the valid tokens that each rank counted with those of the global batch."""
     for oracle, rank, report in evidence.reports():
         error = abs(report.tokens - oracle.tokens) / oracle.tokens
@@ -217,10 +156,10 @@ def token_count(evidence: Evidence) -> Iterator[Check]:
         yield Check(oracle.step, f"tokens of rank {rank}", error, detail=detail)
 
 
-def microbatch_losses(evidence: Evidence) -> Iterator[Check]:
+def microbatch_losses(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare the loss sum and the valid tokens of each microbatch of each replica."""
-    for oracle in evidence.oracle:
-        reported = evidence.observed.microbatch_losses(oracle.step)
+    for oracle in evidence.steps:
+        reported = evidence.run.microbatch_losses(oracle.step)
         for position, (slot, (total, count)) in enumerate(oracle.microbatch_losses.items()):
             values = reported.get(slot, [])
             errors = [abs(value - total) / total for value, _ in values]
@@ -242,21 +181,14 @@ def _nan_last(error: float) -> float:
     return math.inf if math.isnan(error) else error
 
 
-def scalar(kind: str, attribute: str) -> Callable[[Evidence], Iterator[Check]]:
-    """Return the checks of one number, attribute `attribute` of each report, told as `kind`."""
-
-    def checks(evidence: Evidence) -> Iterator[Check]:
-        for oracle, rank, report in evidence.reports():
-            value, wanted = getattr(report, attribute), getattr(oracle, attribute)
-            # A step whose gradients overflow has no norm, on one device or on many.
-            none = not math.isfinite(wanted) and not math.isfinite(value)
-            yield Check(
-                oracle.step,
-                f"{kind} of rank {rank}",
-                0.0 if none else abs(value - wanted) / wanted,
-                allowed=evidence.tolerance.allowed(attribute, oracle.step, ""),
-                detail=f"{value:.10g} instead of {wanted:.10g}",
-                position=rank,
-            )
-
-    return checks
+def losses(evidence: PlanEvidence) -> Iterator[Check]:
+    """Compare the loss of the global batch that each rank tells."""
+    for oracle, rank, report in evidence.reports():
+        yield Check(
+            oracle.step,
+            f"loss of rank {rank}",
+            abs(report.loss - oracle.loss) / oracle.loss,
+            allowed=evidence.tolerance.allowed("loss", oracle.step, ""),
+            detail=f"{report.loss:.10g} instead of {oracle.loss:.10g}",
+            position=rank,
+        )

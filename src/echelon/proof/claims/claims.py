@@ -5,25 +5,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
 
 from echelon.core.rulebook import prove as rules
 from echelon.core.rulebook import races as race_rules
+from echelon.core.rulebook import verify as verify_rules
 from echelon.core.rulebook import weights as lora_rules
 from echelon.core.rules import Rule
 from echelon.parallel.completion.in_flight import RaceKind
 from echelon.proof.claims import (
     activation_checks,
+    captured_checks,
     checks,
     frozen_checks,
     late_checks,
-    outer_checks,
     predictions,
     routing_checks,
     systematic,
     value_checks,
 )
-from echelon.proof.claims.checks import Check, Evidence
+from echelon.proof.claims import islands as outer_checks
+from echelon.proof.claims.checks import Check
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.evidence.evidence import AnyEvidence, CapturedEvidence, Evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,28 +54,31 @@ class ClaimResult:
         return not self.failures
 
 
-def _no_note(_: Evidence) -> str:
+def _no_note(_: Any, checks: Sequence[Check]) -> str:
     return ""
 
 
 @dataclass(frozen=True, slots=True)
 class ProofClaim:
-    """Name one claim: its rule, its sentence, and the comparisons that decide it.
+    """Name one claim: its rule, its sentence, the comparisons that decide it, and what they need.
 
-    `only_if_reported` claims are about what a subject need not say; one that says nothing is not
-    judged. `note` says something that only the comparisons show.
+    `needs` is the evidence that the comparisons read. Nothing is claimed of any other, nor where
+    there was nothing to compare. `note` says something that only the comparisons show.
     """
 
     rule: Rule
     statement: str
-    checks: Callable[[Evidence], Iterator[Check]] = field(repr=False)
-    only_if_reported: bool = False
-    note: Callable[[Evidence], str] = field(default=_no_note, repr=False)
+    checks: Callable[[Any], Iterator[Check]] = field(repr=False)
+    needs: type[Any] = PlanEvidence
+    _: KW_ONLY
+    note: Callable[[Any, Sequence[Check]], str] = field(default=_no_note, repr=False)
 
-    def judge(self, evidence: Evidence) -> ClaimResult:
-        """Return how the claim fares."""
-        checks = list(self.checks(evidence))
-        return judged(self.rule, self.statement, checks, self.note(evidence))
+    def judge(self, evidence: object) -> ClaimResult | None:
+        """Return how the claim fares; None where it has nothing to compare."""
+        checks = list(self.checks(evidence)) if isinstance(evidence, self.needs) else []
+        if not checks:
+            return None
+        return judged(self.rule, self.statement, checks, self.note(evidence, checks))
 
 
 def judged(rule: Rule, statement: str, checks: Sequence[Check], note: str = "") -> ClaimResult:
@@ -98,28 +106,19 @@ def _load(check: Check) -> float:
     return check.error / check.allowed
 
 
-def _if_reported(
-    rule: Rule,
-    statement: str,
-    checks: Callable[[Evidence], Iterator[Check]],
-    note: Callable[[Evidence], str] = _no_note,
-) -> ProofClaim:
-    return ProofClaim(rule, statement, checks, only_if_reported=True, note=note)
-
-
 RACE_CLAIMS: tuple[ProofClaim, ...] = (
-    _if_reported(
+    ProofClaim(
         race_rules.PROVE_AWAITED,
         "every operation is awaited before its result is used",
         late_checks.races(RaceKind.NEVER_AWAITED, RaceKind.USED),
         note=late_checks.operations_note,
     ),
-    _if_reported(
+    ProofClaim(
         race_rules.PROVE_IN_FLIGHT,
         "what an operation reads and fills is left alone until it is awaited",
         late_checks.races(RaceKind.CHANGED),
     ),
-    _if_reported(
+    ProofClaim(
         race_rules.PROVE_FREED,
         "memory is given back once, and when nobody uses it any more",
         late_checks.races(RaceKind.FREED, RaceKind.USED_FREED, RaceKind.FREED_TWICE),
@@ -135,53 +134,76 @@ CLAIMS: tuple[ProofClaim, ...] = (
         checks.nothing_dropped,
     ),
     ProofClaim(
+        rules.PROVE_NOTHING_DROPPED,
+        "every parameter is on some rank, and has a gradient",
+        captured_checks.nothing_dropped,
+        CapturedEvidence,
+    ),
+    ProofClaim(
         rules.PROVE_INITIAL_WEIGHTS, "initial weights are the same bits", checks.initial_weights
+    ),
+    ProofClaim(
+        rules.PROVE_INITIAL_WEIGHTS,
+        "first weights are those of one device",
+        captured_checks.initial_weights,
+        CapturedEvidence,
     ),
     ProofClaim(
         rules.PROVE_TOKEN_COUNT, "token count is that of the global batch", checks.token_count
     ),
-    _if_reported(
+    ProofClaim(
         rules.PROVE_ROUTES,
         "each token goes to the experts that it goes to on one device",
         routing_checks.routes,
         note=routing_checks.routes_note,
     ),
-    _if_reported(
+    ProofClaim(
         rules.PROVE_EXPERT_LOADS,
         "loads and drops of experts are those of the global batch",
         routing_checks.loads,
     ),
-    _if_reported(
+    ProofClaim(
         rules.PROVE_ROUTER_LOSSES,
         "auxiliary and z-loss of the global batch, on every rank",
         routing_checks.router_losses,
     ),
-    _if_reported(
+    ProofClaim(
         rules.PROVE_ACTIVATIONS,
         "what passes between the parts of the model, token by token",
         activation_checks.activations,
     ),
-    _if_reported(
+    ProofClaim(
         rules.PROVE_SYSTEMATIC_ERROR,
         "what low precision is off by is rounding, not a factor",
         systematic.systematic_errors,
     ),
     ProofClaim(rules.PROVE_MICROBATCH_LOSS, "loss of each microbatch", checks.microbatch_losses),
+    ProofClaim(rules.PROVE_LOSS, "loss of the global batch, on every rank", checks.losses),
+    ProofClaim(rules.PROVE_LOSS, "loss of the whole batch", captured_checks.loss, CapturedEvidence),
     ProofClaim(
-        rules.PROVE_LOSS, "loss of the global batch, on every rank", checks.scalar("loss", "loss")
-    ),
-    _if_reported(
         rules.PROVE_LOSS_SCALE,
         "loss scale and skipped steps, on every rank",
         value_checks.loss_scale,
     ),
+    ProofClaim(
+        verify_rules.VERIFY_LOCAL_GRADIENTS,
+        "gradients of all ranks add up, before they are reduced",
+        captured_checks.local_gradients,
+        CapturedEvidence,
+    ),
     ProofClaim(rules.PROVE_GRADIENTS, "every gradient before clipping", value_checks.gradients),
-    _if_reported(
+    ProofClaim(
+        rules.PROVE_GRADIENTS,
+        "every gradient that the optimizer takes",
+        value_checks.gradients,
+        CapturedEvidence,
+    ),
+    ProofClaim(
         rules.PROVE_SUM_DTYPE,
         "gradients that are float32 sums have the digits of such",
         systematic.sum_dtypes,
     ),
-    _if_reported(
+    ProofClaim(
         rules.PROVE_ACTIVATION_GRADIENTS,
         "gradients between the parts of the model, token by token",
         activation_checks.activation_gradients,
@@ -189,38 +211,54 @@ CLAIMS: tuple[ProofClaim, ...] = (
     ProofClaim(
         rules.PROVE_GRADIENT_NORM,
         "global gradient norm, on every rank",
-        checks.scalar("gradient norm", "grad_norm"),
+        value_checks.gradient_norms,
     ),
-    _if_reported(
+    ProofClaim(
+        rules.PROVE_GRADIENT_NORM,
+        "gradient norm that the program tells",
+        value_checks.gradient_norms,
+        CapturedEvidence,
+    ),
+    ProofClaim(
         rules.PROVE_OUTER_STEP,
         "outer parameters and momentum are those of the mean of all islands",
         outer_checks.outer_steps,
     ),
-    _if_reported(
+    ProofClaim(
         rules.PROVE_ISLANDS_AGREE,
         "outer state has the same bits on all islands",
         outer_checks.islands_agree,
     ),
-    ProofClaim(rules.PROVE_CLIPPED_UPDATE, "every clipped update", value_checks.updates),
-    _if_reported(
+    ProofClaim(
+        verify_rules.VERIFY_OPTIMIZER_STATE,
+        "optimizer state after every step",
+        captured_checks.optimizer_state,
+        CapturedEvidence,
+    ),
+    ProofClaim(rules.PROVE_CLIPPED_UPDATE, "every clipped update", value_checks.updates_of_plan),
+    ProofClaim(rules.PROVE_CLIPPED_UPDATE, "every update", value_checks.updates, CapturedEvidence),
+    ProofClaim(
         rules.PROVE_REPLAYED_UPDATE,
         "every update is the formula's, of the gradients that the ranks hold",
         value_checks.replayed_updates,
     ),
-    _if_reported(
+    ProofClaim(
         rules.PROVE_MASTER_WEIGHTS,
         "parameters are the rounding of their master copies",
         value_checks.written_back,
     ),
     ProofClaim(
-        rules.PROVE_PARAMETERS, "every parameter after the last step", value_checks.parameters
+        rules.PROVE_PARAMETERS,
+        "every parameter after the last step",
+        value_checks.parameters,
+        Evidence,
     ),
-    _if_reported(
+    ProofClaim(
         rules.PROVE_ROUTER_BIASES,
         "biases of routers, and shares of loads, after every step",
         routing_checks.router_state,
     ),
-    _if_reported(
+    ProofClaim(
         lora_rules.PROVE_FROZEN,
         "what is frozen has the bits that it began with, and no gradient",
         frozen_checks.frozen,
@@ -228,22 +266,35 @@ CLAIMS: tuple[ProofClaim, ...] = (
     ProofClaim(
         rules.PROVE_REPLICAS, "copies hold the same bits after every step", value_checks.replicas
     ),
-    _if_reported(
+    ProofClaim(
+        rules.PROVE_REPLICAS,
+        "copies stay the same on all ranks",
+        captured_checks.replicas,
+        CapturedEvidence,
+        note=captured_checks.same_bits_note,
+    ),
+    ProofClaim(
+        verify_rules.VERIFY_SHARDING,
+        "ranks hold shards where the program asks for them",
+        captured_checks.sharding,
+        CapturedEvidence,
+    ),
+    ProofClaim(
         rules.PROVE_SCHEDULE_ORDER,
         "pipeline actions ran in the order of the schedule",
         predictions.schedule_order,
     ),
-    _if_reported(
+    ProofClaim(
         rules.PROVE_BYTES_SENT,
         "bytes sent over each axis are those of the formulas",
         predictions.bytes_sent,
     ),
-    _if_reported(
+    ProofClaim(
         rules.PROVE_BYTES_HELD,
         "bytes held on each rank are those of the formulas",
         predictions.bytes_held,
     ),
-    _if_reported(
+    ProofClaim(
         race_rules.PROVE_LATE,
         "the same bits when operations complete as late as they may",
         late_checks.same_bits,
@@ -252,18 +303,20 @@ CLAIMS: tuple[ProofClaim, ...] = (
 """All claims, in the order in which one causes the next."""
 
 
-def judge(evidence: Evidence) -> tuple[ClaimResult, ...]:
-    """Return how every claim fares; those about what the subject does not say are left out."""
-    judged = ((claim, claim.judge(evidence)) for claim in CLAIMS)
-    return tuple(
-        result for claim, result in judged if result.compared or not claim.only_if_reported
-    )
+def judge(evidence: AnyEvidence) -> tuple[ClaimResult, ...]:
+    """Return how every claim fares that has something to compare in this evidence."""
+    return judge_claims(CLAIMS, evidence)
 
 
-def judge_races(evidence: Evidence) -> tuple[ClaimResult, ...]:
+def judge_races(evidence: PlanEvidence) -> tuple[ClaimResult, ...]:
     """Return how the claims fare that need nothing but the races: no rank said anything else."""
-    judged = (claim.judge(evidence) for claim in RACE_CLAIMS)
-    return tuple(result for result in judged if result.compared)
+    return judge_claims(RACE_CLAIMS, evidence)
+
+
+def judge_claims(claims: Sequence[ProofClaim], evidence: object) -> tuple[ClaimResult, ...]:
+    """Return how each of these claims fares that has something to compare in this evidence."""
+    results = (claim.judge(evidence) for claim in claims)
+    return tuple(result for result in results if result is not None)
 
 
 def first_failure(results: Sequence[ClaimResult]) -> tuple[ClaimResult, Check] | None:

@@ -24,7 +24,8 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.proof.claims.claims import ClaimResult
-from echelon.proof.claims.tolerance import FLOAT64_TOLERANCE, Tolerance, measured, run_errors
+from echelon.proof.claims.tolerance import run_errors
+from echelon.proof.evidence.tolerance import FLOAT64_TOLERANCE, Tolerance, measured
 from echelon.proof.oracle.oracle import OracleStep, initial_parameters, run_oracle
 
 MOST_OF_ROUNDING = 1e-6

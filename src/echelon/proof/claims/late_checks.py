@@ -4,25 +4,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
 import torch
 
 from echelon.parallel.completion.in_flight import RaceKind
-from echelon.proof.claims.checks import Check, Evidence, exact_check, relative_error
+from echelon.proof.claims.checks import Check, exact_check, relative_error
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.evidence.run import INITIAL
 from echelon.proof.observed import ObservedRun
-from echelon.proof.ranks import INITIAL
 from echelon.proof.subject import StepRecord
 
 _NUMBERS = ("loss", "grad_norm", "tokens", "skipped", "loss_scale", "microbatch_losses", "routing")
 """What of a report must be the same; that of the order of actions and of bytes has its claims."""
 
 
-def races(*kinds: RaceKind) -> Callable[[Evidence], Iterator[Check]]:
+def races(*kinds: RaceKind) -> Callable[[PlanEvidence], Iterator[Check]]:
     """Return the checks that no rank had a race of some kinds."""
 
-    def checks(evidence: Evidence) -> Iterator[Check]:
+    def checks(evidence: PlanEvidence) -> Iterator[Check]:
         late = evidence.late
         if late is None:
             return
@@ -36,19 +37,19 @@ def races(*kinds: RaceKind) -> Callable[[Evidence], Iterator[Check]]:
     return checks
 
 
-def operations_note(evidence: Evidence) -> str:
+def operations_note(evidence: PlanEvidence, _: Sequence[Check]) -> str:
     """Return how many operations all ranks were watched in."""
     return f"{sum(evidence.late.num_operations)} operations" if evidence.late else ""
 
 
-def same_bits(evidence: Evidence) -> Iterator[Check]:
+def same_bits(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare what the ranks said in both runs, bit for bit."""
     late = evidence.late
-    if late is None or late.observed is None or late.observed is evidence.observed:
+    if late is None or late.observed is None or late.observed is evidence.run:
         return
-    one, other = evidence.observed, late.observed
+    one, other = evidence.run, late.observed
     kinds = [(kind, INITIAL) for kind in one.value_kinds]
-    for oracle in evidence.oracle:
+    for oracle in evidence.steps:
         kinds += [(kind, oracle.step) for kind in ("gradients", *one.value_kinds)]
         for rank, reports in enumerate(
             zip(one.reports(oracle.step), other.reports(oracle.step), strict=True)
@@ -73,7 +74,7 @@ def _tensor_check(
     one: ObservedRun, other: ObservedRun, key: tuple[str, int, str], position: int
 ) -> Check:
     kind, step, name = key
-    pairs = list(zip(one.shards(*key), other.shards(*key), strict=True))
+    pairs = list(zip(one.parts(*key), other.parts(*key), strict=True))
     wrong = [(a, b) for a, b in pairs if not _same(a.tensor, b.tensor)]
     if not wrong:
         return exact_check(step, name, "", position)

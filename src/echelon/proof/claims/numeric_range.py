@@ -27,8 +27,8 @@ from echelon.core.rulebook import prove as rules
 from echelon.proof.claims.activation_checks import copies_at, whole_activation
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.claims import ClaimResult, judged
-from echelon.proof.claims.factor_fit import NUM_STANDARD_ERRORS
 from echelon.proof.claims.tolerance import is_low
+from echelon.proof.evidence.fits import NUM_STANDARD_ERRORS
 from echelon.proof.observed import ObservedRun, routing_from_ranks
 from echelon.proof.oracle.loss_scale import scale_without_overflow, with_scale
 from echelon.proof.oracle.oracle import OracleStep, run_oracle

@@ -19,12 +19,13 @@ from echelon.cost.bytes.terms import all_gather_bytes
 from echelon.layout.buckets import plan_buckets, shard_degree, slice_elements, zero_stage
 from echelon.layout.expert_load import ExpertLoad, expert_load_from_routing
 from echelon.layout.stage import part_of
-from echelon.proof.claims.checks import Check, Evidence, exact_check
+from echelon.proof.claims.checks import Check, exact_check
+from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.oracle.oracle import OracleStep
 from echelon.schedule.from_plan import schedule_from_plan
 
 
-def bytes_sent(evidence: Evidence) -> Iterator[Check]:
+def bytes_sent(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare the bytes that each rank sent over each axis, in each step, with `cost/`.
 
     What goes to experts is that of the oracle's routing, whatever the ranks say of theirs.
@@ -103,15 +104,15 @@ def _load(plan: Plan, rank: int, oracle: OracleStep) -> ExpertLoad | None:
     return expert_load_from_routing(plan, rank, chosen)
 
 
-def bytes_held(evidence: Evidence) -> Iterator[Check]:
+def bytes_held(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare the bytes of each kind that each rank holds after a step with `cost/`."""
     for rank in range(evidence.plan.mesh.world_size):
         wanted = bytes_by_term(evidence.plan, rank)
         if (rounds := evidence.rounds) is not None:
             (place,) = rounds.island.lifted([rank])
             wanted.update({term.name: term.bytes for term in outer_held(rounds.plan, place)})
-        for oracle in evidence.oracle:
-            held = evidence.observed.reports(oracle.step)[rank].bytes_held
+        for oracle in evidence.steps:
+            held = evidence.run.reports(oracle.step)[rank].bytes_held
             if held is None:
                 continue
             for position, name in enumerate(sorted({*wanted, *held})):
@@ -128,7 +129,7 @@ def bytes_by_term(plan: Plan, rank: int) -> Counter[str]:
     return total
 
 
-def schedule_order(evidence: Evidence) -> Iterator[Check]:
+def schedule_order(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare the actions that each rank ran with the schedule's."""
     plan = evidence.plan
     for oracle, rank, report in evidence.reports():

@@ -11,9 +11,10 @@ from dataclasses import replace
 
 from echelon.core.rulebook import prove as rules
 from echelon.core.rulebook import races as race_rules
-from echelon.proof.claims.checks import Check, Evidence
+from echelon.proof.claims.checks import Check
 from echelon.proof.claims.claims import ClaimResult, judged
 from echelon.proof.claims.late_checks import same_bits
+from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.claims.predictions import bytes_sent
 from echelon.proof.observed import ObservedRun
 from echelon.proof.sum_bounds import NUM_STEPS, SumNote
@@ -23,7 +24,7 @@ SAME_BITS = "late completion changes no bit where sums are rounded"
 BYTES_OF_HOPS = "bytes sent equal the formulas where sums are rounded"
 
 
-def judge_sums(evidence: Evidence, observed: ObservedRun) -> tuple[ClaimResult, ...]:
+def judge_sums(evidence: PlanEvidence, observed: ObservedRun) -> tuple[ClaimResult, ...]:
     """Return whether rounded sums keep to their bounds, and to their bytes in the first step.
 
     `evidence` is that of exact sums: both runs begin with the same parameters. With late completion
@@ -31,9 +32,7 @@ def judge_sums(evidence: Evidence, observed: ObservedRun) -> tuple[ClaimResult, 
     """
     kind = observed.plan.layout.zero.reduce
     checks = [_check(note, kind, position) for position, note in enumerate(observed.sums)]
-    first = replace(
-        evidence, plan=observed.plan, oracle=evidence.oracle[:1], observed=observed, late=None
-    )
+    first = replace(evidence, plan=observed.plan, steps=evidence.steps[:1], run=observed, late=None)
     return (
         judged(rules.PROVE_QUANTISED_SUMS, WITHIN_BOUNDS, checks),
         judged(rules.PROVE_BYTES_SENT, BYTES_OF_HOPS, list(bytes_sent(first))),
@@ -41,7 +40,7 @@ def judge_sums(evidence: Evidence, observed: ObservedRun) -> tuple[ClaimResult, 
     )
 
 
-def _late_bits(evidence: Evidence, observed: ObservedRun) -> tuple[ClaimResult, ...]:
+def _late_bits(evidence: PlanEvidence, observed: ObservedRun) -> tuple[ClaimResult, ...]:
     """Return whether the run with late completion had the same bits, where there was one."""
     late = evidence.late
     if late is None or late.rounded is None:
@@ -49,8 +48,8 @@ def _late_bits(evidence: Evidence, observed: ObservedRun) -> tuple[ClaimResult, 
     both = replace(
         evidence,
         plan=observed.plan,
-        oracle=evidence.oracle[:NUM_STEPS],
-        observed=observed,
+        steps=evidence.steps[:NUM_STEPS],
+        run=observed,
         late=replace(late, observed=late.rounded),
     )
     return (judged(race_rules.PROVE_LATE, SAME_BITS, list(same_bits(both))),)

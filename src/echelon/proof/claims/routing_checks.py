@@ -13,22 +13,24 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from echelon.proof.claims.checks import Check, Evidence, exact_check
+from echelon.proof.claims.checks import Check, exact_check
 from echelon.proof.claims.choice_errors import choice_error, drop_error, signature
-from echelon.proof.claims.tolerance import FLOAT64_TOLERANCE, unit_roundoff
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.claims.tolerance import unit_roundoff
+from echelon.proof.evidence.tolerance import FLOAT64_TOLERANCE
 from echelon.proof.observed import ObservedRoutes, ObservedRun, reports_routes, routes_of
 from echelon.proof.oracle.oracle import OracleStep
 from echelon.proof.oracle.routing import RoutedLayer
 from echelon.proof.subject import ReportedRouting
 
 
-def routes(evidence: Evidence) -> Iterator[Check]:
+def routes(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare where each token went with where one device sends it; each must go once."""
-    for oracle in evidence.oracle:
-        if not reports_routes(evidence.observed, oracle.step):
+    for oracle in evidence.steps:
+        if not reports_routes(evidence.run, oracle.step):
             continue
         for layer, routed in oracle.routed.items():
-            observed = routes_of(evidence.observed, oracle.step, layer)
+            observed = routes_of(evidence.run, oracle.step, layer)
             yield exact_check(oracle.step, _subject(layer), observed.problem, 2 * layer)
             if layer not in (oracle.forced_routing or {}):
                 yield _same_routes(evidence, oracle.step, layer, routed, observed)
@@ -36,11 +38,11 @@ def routes(evidence: Evidence) -> Iterator[Check]:
                 yield from _near_routes(evidence, oracle.step, layer, routed)
 
 
-def routes_note(evidence: Evidence) -> str:
+def routes_note(evidence: PlanEvidence, _: Sequence[Check]) -> str:
     """Say how many tokens went elsewhere because of rounding; nothing where none could."""
     layers = [
         routed
-        for oracle in evidence.oracle
+        for oracle in evidence.steps
         for layer, routed in oracle.routed.items()
         if layer in (oracle.forced_routing or {})
     ]
@@ -58,7 +60,7 @@ def _subject(layer: int) -> str:
 
 
 def _same_routes(
-    evidence: Evidence, step: int, layer: int, routed: RoutedLayer, observed: ObservedRoutes
+    evidence: PlanEvidence, step: int, layer: int, routed: RoutedLayer, observed: ObservedRoutes
 ) -> Check:
     differ_BT = (
         signature(routed.picked_BTK, routed.kept_BTK)
@@ -71,7 +73,7 @@ def _same_routes(
 
 
 def _first(
-    evidence: Evidence, routed: RoutedLayer, observed: ObservedRoutes, differ_BT: torch.Tensor
+    evidence: PlanEvidence, routed: RoutedLayer, observed: ObservedRoutes, differ_BT: torch.Tensor
 ) -> str:
     row, position = torch.nonzero(differ_BT)[0].tolist()
     went, goes = (
@@ -90,7 +92,9 @@ def _experts(chosen_K: torch.Tensor, kept_K: torch.Tensor) -> str:
     return ", ".join(f"{expert}" if kept else f"{expert} (dropped)" for expert, kept in pairs)
 
 
-def _near_routes(evidence: Evidence, step: int, layer: int, routed: RoutedLayer) -> Iterator[Check]:
+def _near_routes(
+    evidence: PlanEvidence, step: int, layer: int, routed: RoutedLayer
+) -> Iterator[Check]:
     found = (
         ("scores", "tokens go elsewhere", *choice_error(evidence.plan, routed)),
         ("gates", "assignments are kept and dropped otherwise", *drop_error(evidence.plan, routed)),
@@ -102,11 +106,11 @@ def _near_routes(evidence: Evidence, step: int, layer: int, routed: RoutedLayer)
         yield Check(step, _subject(layer), error, allowed=allowed, detail=detail, position=place)
 
 
-def loads(evidence: Evidence) -> Iterator[Check]:
+def loads(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare assignments by expert, drops and imbalance with those of the global batch."""
-    for oracle in evidence.oracle:
-        yield from _every_layer_reported(evidence.observed, oracle)
-        for rank, reported in _reported_routing(evidence.observed, oracle.step):
+    for oracle in evidence.steps:
+        yield from _every_layer_reported(evidence.run, oracle)
+        for rank, reported in _reported_routing(evidence.run, oracle.step):
             yield from _loads(oracle, rank, reported)
 
 
@@ -140,10 +144,10 @@ def _every_layer_reported(observed: ObservedRun, oracle: OracleStep) -> Iterator
         yield _number(oracle.step, f"loads of layers.{layer}", float(layer in told), 1.0)
 
 
-def router_losses(evidence: Evidence) -> Iterator[Check]:
+def router_losses(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare the losses of each layer, and their sums, on every rank that says them."""
-    for oracle in evidence.oracle:
-        for rank, reported in _reported_routing(evidence.observed, oracle.step):
+    for oracle in evidence.steps:
+        for rank, reported in _reported_routing(evidence.run, oracle.step):
             for kind in ("aux_loss", "z_loss"):
                 right = {f"layers.{i}": getattr(one, kind) for i, one in oracle.routed.items()}
                 told = {f"layers.{i}": getattr(one, kind) for i, one in reported.loads.items()}
@@ -155,10 +159,10 @@ def router_losses(evidence: Evidence) -> Iterator[Check]:
                     yield _number(oracle.step, subject, value, wanted, rank, allowed=allowed)
 
 
-def router_state(evidence: Evidence) -> Iterator[Check]:
+def router_state(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare what routers know after each step: biases, how they moved, and shares of loads."""
-    observed, rounding = evidence.observed, FLOAT64_TOLERANCE
-    for oracle in evidence.oracle:
+    observed, rounding = evidence.run, FLOAT64_TOLERANCE
+    for oracle in evidence.steps:
         step, after = oracle.step, oracle.routing_after
         if evidence.tolerance.own_precision:
             # A bias is added up in float32 at the least, once a step; a share is one division.

@@ -36,19 +36,15 @@ from echelon.core.parameters import ROUTER
 from echelon.models.boundaries import FINAL_NORM
 from echelon.models.operations import Operations
 from echelon.proof.claims.activation_checks import copies_at, whole_activation
-from echelon.proof.claims.checks import Check, Evidence
-from echelon.proof.claims.factor_fit import FEW, NUM_STANDARD_ERRORS, FactorFit, fit_part, sizeable
-from echelon.proof.claims.tolerance import (
-    FACTORS,
-    SAFETY_FACTOR,
-    is_low,
-    num_partial_sums,
-    unit_roundoff,
-)
+from echelon.proof.claims.checks import Check
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.claims.tolerance import FACTORS, is_low, num_partial_sums, unit_roundoff
+from echelon.proof.evidence.fits import FEW, NUM_STANDARD_ERRORS, FactorFit, fit_part, sizeable
+from echelon.proof.evidence.run import INITIAL
+from echelon.proof.evidence.tolerance import SAFETY_FACTOR
 from echelon.proof.oracle.activations import hearing
 from echelon.proof.oracle.losses import loss_of_tokens
 from echelon.proof.oracle.oracle import OracleStep, build_decoder, step_from_values
-from echelon.proof.ranks import INITIAL
 
 FLOAT32_DIGITS = 24
 """Binary digits of a float32."""
@@ -85,7 +81,7 @@ class PaddedVocabulary(Operations):
 class Draws:
     """One device in one step, begun with the ranks' weights, rounded in several ways when asked."""
 
-    def __init__(self, evidence: Evidence, step: int) -> None:
+    def __init__(self, evidence: PlanEvidence, step: int) -> None:
         """Hold the runs of a first step: all begin with the same weights there."""
         self._evidence, self._step = evidence, step
         self._made = dict(enumerate(run[0] for run in evidence.rounded)) if not step else {}
@@ -105,11 +101,11 @@ class Draws:
     def exact(self) -> OracleStep:
         """Return the step in float64."""
         evidence = self._evidence
-        own = evidence.oracle[self._step]
+        own = evidence.steps[self._step]
         return step_from_values(evidence.reference_plan, own, self._values())
 
     def _values(self) -> dict[str, torch.Tensor]:
-        observed, before = self._evidence.observed, self._step - 1 if self._step else INITIAL
+        observed, before = self._evidence.run, self._step - 1 if self._step else INITIAL
         return {name: observed.whole("parameters", before, name) for name in observed.specs}
 
 
@@ -144,7 +140,7 @@ class SystematicFit:
         return getattr(step, _ATTRIBUTES[self.kind])[self.name].double()
 
 
-def systematic_errors(evidence: Evidence) -> Iterator[Check]:
+def systematic_errors(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare the factor of every activation and gradient with 1, where precision is low."""
     flat = num_partial_sums(evidence.plan) * unit_roundoff("fp32")
     for position, one in enumerate(fits(evidence)):
@@ -161,11 +157,11 @@ def systematic_errors(evidence: Evidence) -> Iterator[Check]:
         )
 
 
-def fits(evidence: Evidence) -> Iterator[SystematicFit]:
+def fits(evidence: PlanEvidence) -> Iterator[SystematicFit]:
     """Yield the fit of each tensor, step by step."""
     if not evidence.rounded or not is_low(evidence.plan):
         return
-    for right in evidence.oracle[: len(evidence.rounded[0])]:
+    for right in evidence.steps[: len(evidence.rounded[0])]:
         draws = Draws(evidence, right.step)
         for kind, name, observed, rough, part in _compared(evidence, right, draws[0]):
             fit = fit_part(observed.double() - rough.double(), part)
@@ -173,27 +169,27 @@ def fits(evidence: Evidence) -> Iterator[SystematicFit]:
                 yield SystematicFit(right.step, kind, name, fit, part, draws)
 
 
-def _compared(evidence: Evidence, right: OracleStep, rough: OracleStep) -> Compared:
+def _compared(evidence: PlanEvidence, right: OracleStep, rough: OracleStep) -> Compared:
     for gradient, kind, ours, theirs in (
         (False, "activations", right.activations, rough.activations),
         (True, "activation gradients", right.activation_gradients, rough.activation_gradients),
     ):
-        copies = copies_at(evidence.plan, evidence.observed, right.step, gradient=gradient)
+        copies = copies_at(evidence.plan, evidence.run, right.step, gradient=gradient)
         for name, one in () if gradient and right.skipped else sizeable(ours):
             if name in copies:
                 yield kind, name, whole_activation(copies[name], one), theirs[name], one
     if right.skipped or rough.skipped:
         return
     for name, one in reversed(list(sizeable(right.gradients))):
-        seen = evidence.observed.whole("gradients", right.step, name)
+        seen = evidence.run.whole("gradients", right.step, name)
         yield "gradients", name, seen, rough.gradients[name], one
     yield from _padded(evidence, right, rough)
 
 
-def _padded(evidence: Evidence, right: OracleStep, rough: OracleStep) -> Compared:
+def _padded(evidence: PlanEvidence, right: OracleStep, rough: OracleStep) -> Compared:
     """Compare with what ids that pad the vocabulary would add before the head: no part of it."""
     plan = evidence.reference_plan
-    copies = copies_at(plan, evidence.observed, right.step, gradient=True).get(FINAL_NORM)
+    copies = copies_at(plan, evidence.run, right.step, gradient=True).get(FINAL_NORM)
     padding = -plan.model.vocab % plan.mesh.tp
     if copies and padding:
         model = build_decoder(
@@ -211,7 +207,7 @@ def _padded(evidence: Evidence, right: OracleStep, rough: OracleStep) -> Compare
         yield PADDING, "head", seen, rough.activation_gradients[FINAL_NORM], added
 
 
-def sum_dtypes(evidence: Evidence) -> Iterator[Check]:
+def sum_dtypes(evidence: PlanEvidence) -> Iterator[Check]:
     """Ask that gradients which are to be float32 sums have the digits of such."""
     precision = evidence.plan.mathematics.precision
     wide = precision.gradients == precision.reduction == "fp32"
@@ -221,7 +217,7 @@ def sum_dtypes(evidence: Evidence) -> Iterator[Check]:
         for position, name in enumerate(reversed(list(rough.gradients))):
             if rough.skipped or not _is_sum_of_products(evidence, name):
                 continue
-            pieces = evidence.observed.shards("gradients", rough.step, name)
+            pieces = evidence.run.parts("gradients", rough.step, name)
             parts = [one.tensor.reshape(-1) for one in pieces if one.primary]
             if not parts or any(part.dtype != torch.float32 for part in parts):
                 continue
@@ -240,7 +236,7 @@ def sum_dtypes(evidence: Evidence) -> Iterator[Check]:
             )
 
 
-def _is_sum_of_products(evidence: Evidence, name: str) -> bool:
+def _is_sum_of_products(evidence: PlanEvidence, name: str) -> bool:
     """Return whether each element of a gradient adds up products over the tokens of a microbatch.
 
     Experts meet the tokens of several ranks at once. Where documents are separate, many a token
@@ -250,7 +246,7 @@ def _is_sum_of_products(evidence: Evidence, name: str) -> bool:
     separate = evidence.plan.mathematics.documents == "separate"
     if separate and ".attention." in name and not name.endswith(_OF_VALUES):
         return False
-    spec = evidence.observed.specs[name]
+    spec = evidence.run.specs[name]
     rows = name.startswith(("embedding", "positions"))
     return len(spec.shape) > 1 and spec.expert is None and not rows and not name.endswith(ROUTER)
 

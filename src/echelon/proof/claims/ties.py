@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from echelon.proof.claims.checks import Evidence
 from echelon.proof.claims.claims import ClaimResult, first_failure, judge
+from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.oracle.fp8 import Tie, TieNotes
 from echelon.proof.oracle.oracle import OracleStep, run_oracle
 
@@ -26,7 +26,7 @@ judged by what has been found."""
 Claims = tuple[ClaimResult, ...]
 
 
-def with_fp8_ties_of_ranks(evidence: Evidence, results: Claims) -> tuple[Evidence, Claims]:
+def with_fp8_ties_of_ranks(evidence: PlanEvidence, results: Claims) -> tuple[PlanEvidence, Claims]:
     """Return the evidence of a plan in float64 with ties decided as its ranks did, and claims."""
     flipped: frozenset[Tie] = frozenset()
     for _ in range(MOST_TIES):
@@ -38,7 +38,7 @@ def with_fp8_ties_of_ranks(evidence: Evidence, results: Claims) -> tuple[Evidenc
         # The last ones before the difference are the likeliest to have made it.
         near = [tie for tie in notes.found if tie[0] <= failed[1].step and tie not in flipped]
         for tie in near[: -4 * MOST_TIES - 1 : -1]:
-            tried = replace(evidence, oracle=_oracle(evidence, TieNotes(flipped | {tie})))
+            tried = replace(evidence, steps=_oracle(evidence, TieNotes(flipped | {tie})))
             judged = judge(tried)
             if _is_better(judged, results):
                 evidence, results, flipped = tried, judged, flipped | {tie}
@@ -48,12 +48,12 @@ def with_fp8_ties_of_ranks(evidence: Evidence, results: Claims) -> tuple[Evidenc
     return evidence, results
 
 
-def _oracle(evidence: Evidence, notes: TieNotes) -> tuple[OracleStep, ...]:
+def _oracle(evidence: PlanEvidence, notes: TieNotes) -> tuple[OracleStep, ...]:
     forced = [
         {layer: (one.picked_BTK, one.kept_BTK) for layer, one in step.routed.items()}
-        for step in evidence.oracle
+        for step in evidence.steps
     ]
-    return run_oracle(evidence.reference_plan, len(evidence.oracle), forced=forced, ties=notes)
+    return run_oracle(evidence.reference_plan, len(evidence.steps), forced=forced, ties=notes)
 
 
 def _is_better(now: Claims, before: Claims) -> bool:

@@ -18,7 +18,9 @@ little is off by the rounding of its values, which is bounded and not drawn.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import product
 
 import torch
@@ -27,14 +29,13 @@ from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.choices.registry import load_reference
 from echelon.core.choices.step_parts import STEP_PARTS
 from echelon.layout.stage import update_rule_of
-from echelon.proof.claims.checks import Check, Evidence, exact_check, relative_error, tensor_error
-from echelon.proof.claims.tolerance import (
-    FLOOR,
-    ErrorSample,
-    measured,
-    tensor_errors,
-    unit_roundoff,
-)
+from echelon.proof.claims.checks import Check, exact_check, relative_error, tensor_error
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.claims.tolerance import unit_roundoff
+from echelon.proof.evidence.evidence import AnyEvidence
+from echelon.proof.evidence.fits import FLOOR
+from echelon.proof.evidence.run import GRADIENTS, INITIAL
+from echelon.proof.evidence.tolerance import ErrorSample, measured, tensor_errors
 from echelon.proof.oracle.optimizers import (
     OptimizerState,
     clip_scale,
@@ -43,93 +44,132 @@ from echelon.proof.oracle.optimizers import (
     update,
 )
 from echelon.proof.oracle.oracle import TORCH_DTYPES
-from echelon.proof.ranks import INITIAL
 
 
-def gradients(evidence: Evidence) -> Iterator[Check]:
+def gradients(evidence: AnyEvidence) -> Iterator[Check]:
     """Compare every gradient, from the last parameter to the first, as backward makes them.
 
     Gradients that overflowed are not numbers to compare; that the step was skipped is a claim of
     its own.
     """
-    for oracle in evidence.oracle:
-        if not oracle.skipped:
-            yield from _tensor_checks(
-                evidence, "gradients", oracle.step, oracle.gradients, backward=True
+    for of_step in evidence.steps:
+        if not of_step.skipped:
+            step = of_step.step
+            wanted = {name: evidence.wanted_gradient(step, name) for name in of_step.gradients}
+            yield from tensor_checks(evidence, GRADIENTS, step, wanted, backward=True)
+
+
+def gradient_norms(evidence: AnyEvidence) -> Iterator[Check]:
+    """Compare the norm of the whole gradient that each rank tells."""
+    for of_step in evidence.steps:
+        right = of_step.grad_norm
+        for rank, report in enumerate(evidence.run.reports(of_step.step)):
+            if (value := report.grad_norm) is None:
+                continue
+            # A step whose gradients overflow has no norm, on one device or on many.
+            none = not math.isfinite(right) and not math.isfinite(value)
+            yield Check(
+                of_step.step,
+                f"gradient norm of rank {rank}",
+                0.0 if none else abs(value - right) / right,
+                allowed=evidence.tolerance.allowed("grad_norm", of_step.step, ""),
+                detail=f"{value:.10g} instead of {right:.10g}",
+                position=rank,
             )
 
 
-def updates(evidence: Evidence) -> Iterator[Check]:
+def updates(evidence: AnyEvidence) -> Iterator[Check]:
     """Compare what each step added to every value that the optimizer keeps."""
+    for of_step in evidence.steps:
+        added = of_step.added
+        floor = FLOOR * global_norm(added)
+        for position, (name, right) in enumerate(added.items()):
+            error = relative_error(evidence.run.update(of_step.step, name), right, floor)
+            allowed = evidence.tolerance.allowed("updates", of_step.step, name)
+            yield Check(of_step.step, name, error, allowed=allowed, position=position)
+
+
+def updates_of_plan(evidence: PlanEvidence) -> Iterator[Check]:
+    """Compare updates with room for what rounding may do to them, and none where a step is skipped.
+
+    The head of this file says why.
+    """
     replayed: ReplayedSteps | None = None
-    for oracle in evidence.oracle:
-        updates = {name: one.total for name, one in oracle.updates.items()}
-        floor = FLOOR * global_norm(updates)
-        for position, (name, added) in enumerate(updates.items()):
-            error = relative_error(evidence.observed.update(oracle.step, name), added, floor)
-            allowed, detail = evidence.tolerance.allowed("updates", oracle.step, name), ""
-            if oracle.skipped:
-                allowed, detail = 0.0, "changed in a step that is skipped"
-            elif (
-                not error <= allowed
-                and _may_replay(evidence)
-                and _is_whole(evidence, name)
-                and name not in evidence.changed_outside(oracle.step)
-            ):
-                replayed = replay(evidence, torch.float64) if replayed is None else replayed
-                allowed += relative_error(replayed[oracle.step][name], added, floor)
-            if not oracle.skipped and not error <= allowed:
-                allowed += _rounding_of_value(evidence, oracle.step, name, added, floor)
-            yield Check(oracle.step, name, error, allowed=allowed, detail=detail, position=position)
+    for check in updates(evidence):
+        oracle = evidence.steps[check.step]
+        if oracle.skipped:
+            yield replace(check, allowed=0.0, detail="changed in a step that is skipped")
+            continue
+        right, allowed = oracle.added[check.subject], check.allowed
+        floor = FLOOR * global_norm(oracle.added)
+        if (
+            not check.error <= allowed
+            and _may_replay(evidence)
+            and _is_whole(evidence, check.subject)
+            and check.subject not in evidence.changed_outside(check.step)
+        ):
+            replayed = replay(evidence, torch.float64) if replayed is None else replayed
+            allowed += relative_error(replayed[check.step][check.subject], right, floor)
+        if not check.error <= allowed:
+            allowed += _rounding_of_value(evidence, check.step, check.subject, right, floor)
+        yield replace(check, allowed=allowed)
 
 
-def parameters(evidence: Evidence) -> Iterator[Check]:
+def parameters(evidence: AnyEvidence) -> Iterator[Check]:
     """Compare parameters after the last step, their master copies, and values of step parts."""
-    last = evidence.oracle[-1]
-    if evidence.observed.has_masters:
-        yield from _tensor_checks(evidence, "masters", last.step, last.after)
-    yield from _tensor_checks(evidence, "parameters", last.step, last.after)
-    for kind, values in _of_parts(evidence).items():
-        yield from _tensor_checks(evidence, kind, last.step, values, like="masters")
+    last = evidence.steps[-1]
+    for kind in reversed(evidence.run.value_kinds):
+        detail = _DETAILS.get(kind, "")
+        yield from tensor_checks(evidence, kind, last.step, last.after, detail=detail)
+    parts = _of_parts(evidence) if isinstance(evidence, PlanEvidence) else {}
+    for kind, values in parts.items():
+        for check in tensor_checks(evidence, kind, last.step, values, detail=kind):
+            # They are values, too: as far off as a master copy may be.
+            allowed = evidence.tolerance.allowed("masters", last.step, check.subject)
+            yield replace(check, allowed=allowed)
 
 
-def _of_parts(evidence: Evidence) -> Mapping[str, Mapping[str, torch.Tensor]]:
+_DETAILS = {"masters": "the master copy"}
+"""How the details of a comparison name a kind of values."""
+
+
+def _of_parts(evidence: PlanEvidence) -> Mapping[str, Mapping[str, torch.Tensor]]:
     """Return what step parts keep after the last step, by kind and name."""
-    steps = evidence.oracle
+    steps = evidence.steps
     values = [steps[0].before, *(one.after for one in steps)]
     oracles = [record.oracle for record in STEP_PARTS.values() if record.oracle]
     kept = [load_reference(oracle)(evidence.plan, values) for oracle in oracles]
     return {kind: tensors for kinds in kept for kind, tensors in kinds.items()}
 
 
-def written_back(evidence: Evidence) -> Iterator[Check]:
+def written_back(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare every parameter with the rounding of its master copy, bit for bit."""
-    observed = evidence.observed
+    observed = evidence.run
     if not observed.has_masters:
         return
     dtype = TORCH_DTYPES[evidence.plan.mathematics.precision.parameters]
-    steps = (INITIAL, *(oracle.step for oracle in evidence.oracle))
+    steps = (INITIAL, *(oracle.step for oracle in evidence.steps))
     for step, (position, name) in product(steps, enumerate(observed.specs)):
         master = observed.whole("masters", step, name).to(dtype)
         odd = {
             piece.rank
-            for piece in observed.shards("parameters", step, name)
+            for piece in observed.parts("parameters", step, name)
             if not observed.fits(piece) or not torch.equal(piece.tensor, master[piece.region])
         }
         problem = f"on ranks {sorted(odd)} it is not the rounding of its master copy" * bool(odd)
         yield exact_check(step, name, problem, position)
 
 
-def replicas(evidence: Evidence) -> Iterator[Check]:
+def replicas(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare every copy of a value with that of its primary holder, bit for bit."""
-    observed = evidence.observed
+    observed = evidence.run
     names = list(enumerate(observed.specs))
     kinds = (*observed.value_kinds, *_of_parts(evidence))
-    for oracle, kind, (position, name) in product(evidence.oracle, kinds, names):
+    for oracle, kind, (position, name) in product(evidence.steps, kinds, names):
         whole = observed.whole(kind, oracle.step, name)
         odd = {
             piece.rank
-            for piece in observed.shards(kind, oracle.step, name)
+            for piece in observed.parts(kind, oracle.step, name)
             if not observed.fits(piece)
             or not torch.equal(piece.tensor.double(), whole[piece.region])
         }
@@ -137,36 +177,32 @@ def replicas(evidence: Evidence) -> Iterator[Check]:
         yield exact_check(oracle.step, name, problem, position)
 
 
-_DETAILS = {"masters": "the master copy"}
-"""How the details of a comparison name a kind of values."""
-
-
-def _tensor_checks(
-    evidence: Evidence,
+def tensor_checks(
+    evidence: AnyEvidence,
     kind: str,
     step: int,
-    oracle: Mapping[str, torch.Tensor],
+    wanted: Mapping[str, torch.Tensor],
     *,
     backward: bool = False,
-    like: str = "",
+    detail: str = "",
 ) -> Iterator[Check]:
-    """Compare the tensors of a kind, as closely as those of the kind `like`."""
-    total = global_norm(oracle)
-    names = list(oracle)
+    """Compare tensors of a kind with the wanted ones; `backward` counts them from the last."""
+    total = global_norm(wanted)
+    names = list(wanted)
     for position, name in enumerate(reversed(names) if backward else names):
-        scale = max(float(oracle[name].double().norm()), FLOOR * total)
-        error = tensor_error(evidence.observed, kind, step, name, oracle[name])
+        scale = max(float(wanted[name].double().norm()), FLOOR * total)
+        error = tensor_error(evidence.run, kind, step, name, wanted[name])
         yield Check(
             step,
             name,
             error / scale if scale else error,
-            allowed=evidence.tolerance.allowed(like or kind, step, name),
-            detail=_DETAILS.get(kind, kind if like else ""),
+            allowed=evidence.tolerance.allowed(kind, step, name),
+            detail=detail,
             position=position,
         )
 
 
-def loss_scale(evidence: Evidence) -> Iterator[Check]:
+def loss_scale(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare the loss scale of each step, and whether it was skipped, rank by rank."""
     did = {True: "skipped the step", False: "took the step"}
     for oracle, rank, report in evidence.reports():
@@ -189,7 +225,7 @@ ReplayedSteps = Mapping[int, Mapping[str, torch.Tensor]]
 """What the updates of each step that was taken add to each value, float64."""
 
 
-def replayed_updates(evidence: Evidence) -> Iterator[Check]:
+def replayed_updates(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare each update with the formula's; nothing in float64, where the oracle says it all."""
     if not _may_replay(evidence):
         return
@@ -205,20 +241,20 @@ def replayed_updates(evidence: Evidence) -> Iterator[Check]:
         for position, (name, added) in enumerate(updates.items()):
             if name in evidence.changed_outside(step):
                 continue
-            error = relative_error(evidence.observed.update(step, name), added, floor)
+            error = relative_error(evidence.run.update(step, name), added, floor)
             allowed = tolerance.allowed("updates", step, name)
             if not error <= allowed:
                 allowed += _rounding_of_value(evidence, step, name, added, floor)
             yield Check(step, name, error, allowed=allowed, position=position)
 
 
-def replay(evidence: Evidence, dtype: torch.dtype) -> ReplayedSteps:
+def replay(evidence: PlanEvidence, dtype: torch.dtype) -> ReplayedSteps:
     """Return what the formula makes of the ranks' gradients, in the arithmetic of `dtype`."""
-    observed, optimizer = evidence.observed, evidence.plan.mathematics.optimizer
+    observed, optimizer = evidence.run, evidence.plan.mathematics.optimizer
     specs = observed.trained
     states = {name: OptimizerState() for name in specs}
     steps: dict[int, dict[str, torch.Tensor]] = {}
-    for oracle in evidence.oracle:
+    for oracle in evidence.steps:
         if oracle.skipped:
             continue
         step = oracle.step
@@ -237,7 +273,7 @@ def replay(evidence: Evidence, dtype: torch.dtype) -> ReplayedSteps:
 
 
 def _rounding_of_value(
-    evidence: Evidence, step: int, name: str, added: torch.Tensor, floor: float
+    evidence: PlanEvidence, step: int, name: str, added: torch.Tensor, floor: float
 ) -> float:
     """Return the most that rounding a value may change of what was added to it; 0 in float64.
 
@@ -246,25 +282,25 @@ def _rounding_of_value(
     """
     if not evidence.tolerance.own_precision:
         return 0.0
-    observed, precision = evidence.observed, evidence.plan.mathematics.precision
+    observed, precision = evidence.run, evidence.plan.mathematics.precision
     dtype = precision.master if observed.has_masters else precision.parameters
     value = observed.whole(observed.values_kind, step, name)
     return unit_roundoff(dtype) * float(value.norm()) / max(float(added.norm()), floor)
 
 
-def _may_replay(evidence: Evidence) -> bool:
+def _may_replay(evidence: PlanEvidence) -> bool:
     """Return whether the ranks told all that the formula needs, in a precision that is rough."""
-    told = evidence.observed.has_masters or not evidence.plan.mathematics.precision.has_master
+    told = evidence.run.has_masters or not evidence.plan.mathematics.precision.has_master
     return evidence.tolerance.own_precision and told and not _overflows(evidence)
 
 
-def _is_whole(evidence: Evidence, name: str) -> bool:
+def _is_whole(evidence: PlanEvidence, name: str) -> bool:
     """Return whether the rule of a value needs its whole matrix, as Muon's does."""
-    rule = update_rule_of(evidence.plan.mathematics.optimizer, evidence.observed.specs[name])
+    rule = update_rule_of(evidence.plan.mathematics.optimizer, evidence.run.specs[name])
     return OPTIMIZERS[rule].needs_whole_matrices
 
 
-def _overflows(evidence: Evidence) -> bool:
+def _overflows(evidence: PlanEvidence) -> bool:
     """Return whether a rank took other steps than one device, which another claim tells."""
     return any(
         report.skipped not in (None, oracle.skipped) for oracle, _, report in evidence.reports()

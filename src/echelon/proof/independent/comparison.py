@@ -21,7 +21,9 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.prove import PROVE_INDEPENDENT
 from echelon.proof.claims.checks import Check, exact_check, relative_error
 from echelon.proof.claims.claims import ClaimResult, judged
-from echelon.proof.claims.tolerance import FLOAT64_TOLERANCE, FLOOR
+from echelon.proof.evidence.fits import FLOOR
+from echelon.proof.evidence.run import INITIAL
+from echelon.proof.evidence.tolerance import FLOAT64_TOLERANCE
 from echelon.proof.independent.hugging_face.beside import class_beside, transformers_checks
 from echelon.proof.independent.optimizers import decays, norm_of
 from echelon.proof.independent.reading import (
@@ -34,7 +36,6 @@ from echelon.proof.independent.training import IndependentStep, run_independent
 from echelon.proof.independent.weights import first_values, weights_of
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.oracle import OracleStep, initial_parameters, run_oracle
-from echelon.proof.ranks import INITIAL
 from echelon.proof.subject import ProofBatch
 
 

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import torch
 
 from echelon.core.plan import Plan
-from echelon.core.rulebook.prove import PROVE_INDEPENDENT
-from echelon.proof.causes.finding import Diagnosis
+from echelon.proof.causes.finding import Diagnosis, ProofFinding
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.claims import ClaimResult, first_failure
-from echelon.proof.claims.factor_fit import EXPLAINED, fit_factor
+from echelon.proof.evidence.fits import EXPLAINED, fit_factor
 from echelon.proof.independent import comparison
 from echelon.proof.independent.comparison import TwoRuns
 from echelon.proof.independent.hugging_face.beside import (
@@ -60,20 +59,8 @@ def _diagnosis(runs: TwoRuns, claims: Sequence[ClaimResult]) -> Diagnosis | None
         return None
     claim, failure = first
     part, tensor, says = _named(runs, claim.statement, failure)
-    return Diagnosis(
-        rule=PROVE_INDEPENDENT.id,
-        step=failure.step,
-        tensor=tensor,
-        where=part,
-        factor="",
-        axis="",
-        value=None,
-        says=says,
-        residual=failure.error,
-        ranks=(),
-        num_wrong=len({(one.step, one.subject) for one in claim.failures}),
-        num_compared=claim.compared,
-    )
+    finding = ProofFinding("", says, tensor=tensor, residual=failure.error)
+    return Diagnosis.of(claim, failure, finding, part)
 
 
 def _named(runs: TwoRuns, statement: str, failure: Check) -> tuple[str, str, str]:

@@ -23,7 +23,7 @@ import numpy as np
 from echelon.core.choices.data_mixture import MixturePhase
 from echelon.core.plan import Plan
 from echelon.proof.claims.checks import Check, exact_check
-from echelon.proof.claims.tolerance import FLOAT64_TOLERANCE
+from echelon.proof.evidence.tolerance import FLOAT64_TOLERANCE
 from echelon.proof.independent.optimizers import rate_of
 from echelon.proof.independent.samples import (
     ReadRow,
@@ -150,7 +150,7 @@ def mixed_batches(plan: Plan, num_steps: int) -> Iterator[Check]:
 
 def learning_rates(plan: Plan) -> Iterator[Check]:
     """Compare the rates of the oracle and of the trainer in every step, and beyond the last."""
-    engine: Any = importlib.import_module("echelon.training.optimizer.learning_rate")
+    engine: Any = importlib.import_module("echelon.training.optimizer.step")
     settings = plan.mathematics.optimizer
     for step in range(settings.total_steps + 2):
         right = rate_of(settings, step)

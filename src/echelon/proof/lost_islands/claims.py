@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of a run that loses an island: who met, what all have then, what was sent."""
+"""What must hold of a run that loses an island: who met, what all have then, what was sent.
+
+Where something is wrong, replays in which a mistake is made say which.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,16 +18,12 @@ from echelon.core.rulebook import prove as rules
 from echelon.core.rulebook.islands import PROVE_LOST_ISLAND, PROVE_MEETINGS_REPLAYED
 from echelon.cost.bytes.local_sgd import outer_bytes, rejoin_bytes
 from echelon.layout.islands import islands_of
+from echelon.proof.causes.finding import Diagnosis, ProofFinding
 from echelon.proof.claims.checks import Check, exact_check
-from echelon.proof.claims.claims import ClaimResult, judged
-from echelon.proof.claims.factor_fit import FLOOR
-from echelon.proof.lost_islands.record import (
-    BACK_IN_ROUND,
-    LOST_IN_ROUND,
-    MOMENTUM,
-    MeetingRecord,
-)
-from echelon.proof.lost_islands.replay import MeetingReplay, MetIslands
+from echelon.proof.claims.claims import ClaimResult, ProofClaim, first_failure
+from echelon.proof.evidence.fits import FLOOR
+from echelon.proof.lost_islands.record import BACK_IN_ROUND, LOST_IN_ROUND, MOMENTUM, MeetingRecord
+from echelon.proof.lost_islands.replay import MeetingMistake, MeetingReplay, MetIslands
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.optimizers import global_norm
 
@@ -64,33 +63,6 @@ def lost_island_evidence(
         met=met,
         replay=MeetingReplay(plan, met).run(),
     )
-
-
-def judge_lost_island(evidence: LostIslandEvidence) -> tuple[ClaimResult, ...]:
-    """Return how every claim fares, in the order in which one causes the next."""
-    claims = (
-        (
-            rules.PROVE_NOTHING_DROPPED,
-            "nothing dropped: elements of each island, samples of every step that counts",
-            _nothing_dropped,
-        ),
-        (
-            PROVE_LOST_ISLAND,
-            "a lost island is left out by all ranks of all others, and comes back at a meeting",
-            _same_meetings,
-        ),
-        (
-            PROVE_MEETINGS_REPLAYED,
-            "a replay of the recorded meetings in one process gives the same on every island",
-            _replayed,
-        ),
-        (
-            rules.PROVE_BYTES_SENT,
-            "bytes of meetings of fewer islands, and to one that comes back, are the formulas'",
-            _bytes_sent,
-        ),
-    )
-    return tuple(judged(rule, says, list(checks(evidence))) for rule, says, checks in claims)
 
 
 def _nothing_dropped(evidence: LostIslandEvidence) -> Iterator[Check]:
@@ -204,3 +176,102 @@ def _bytes_sent(evidence: LostIslandEvidence) -> Iterator[Check]:
         problem = "" if record.sent == right else f"{record.sent} instead of {right} bytes"
         subject = f"bytes of rank {record.rank}"
         yield exact_check(record.step - 1, subject, problem, record.rank)
+
+
+EXPLAINED = 1e-8
+"""What a mistake may leave unexplained, relative: others leave far more."""
+
+MISTAKES = (
+    MeetingMistake(
+        name="absent counted",
+        says="the sum over the islands that met is divided by the number of all, though one was "
+        "not there",
+        divides_by_all=True,
+    ),
+    MeetingMistake(
+        name="momentum not given",
+        says="an island that comes back begins without the outer momentum of the others",
+        no_momentum=True,
+    ),
+    MeetingMistake(
+        name="parameters not given",
+        says="an island that comes back goes on from the first values of the run",
+        own_values=True,
+    ),
+    MeetingMistake(
+        name="momentum reset",
+        says="the outer momentum begins anew where others meet than before",
+        momentum_anew=True,
+    ),
+    MeetingMistake(
+        name="islands",
+        says="what islands moved is added up, and not divided by the number of those that met",
+        adds_up=True,
+    ),
+)
+
+
+LOST_ISLAND_CLAIMS = (
+    ProofClaim(
+        rules.PROVE_NOTHING_DROPPED,
+        "nothing dropped: elements of each island, samples of every step that counts",
+        _nothing_dropped,
+        LostIslandEvidence,
+    ),
+    ProofClaim(
+        PROVE_LOST_ISLAND,
+        "a lost island is left out by all ranks of all others, and comes back at a meeting",
+        _same_meetings,
+        LostIslandEvidence,
+    ),
+    ProofClaim(
+        PROVE_MEETINGS_REPLAYED,
+        "a replay of the recorded meetings in one process gives the same on every island",
+        _replayed,
+        LostIslandEvidence,
+    ),
+    ProofClaim(
+        rules.PROVE_BYTES_SENT,
+        "bytes of meetings of fewer islands, and to one that comes back, are the formulas'",
+        _bytes_sent,
+        LostIslandEvidence,
+    ),
+)
+"""All claims of such a run, in the order in which one causes the next."""
+
+
+def diagnose_lost_island(
+    evidence: LostIslandEvidence, results: Sequence[ClaimResult]
+) -> Diagnosis | None:
+    """Return what is wrong with a run, where something is."""
+    failed = first_failure(results)
+    if failed is None:
+        return None
+    result, failure = failed
+    mistake = _explaining(evidence)
+    says = failure.detail or f"off by {failure.error:.2g}, allowed {failure.allowed:.0e}"
+    finding = ProofFinding("none", says, Axis.DP_REPLICATE.value, residual=failure.error)
+    if mistake is not None:
+        finding = replace(finding, factor=mistake.name, description=mistake.says)
+    return Diagnosis.of(result, failure, finding, "")
+
+
+def _explaining(evidence: LostIslandEvidence) -> MeetingMistake | None:
+    """Return the mistake whose replay gives what islands have, where the right one does not."""
+    if _largest_error(evidence, evidence.replay) < EXPLAINED:
+        return None
+    for mistake in MISTAKES:
+        if (
+            _largest_error(evidence, MeetingReplay(evidence.plan, evidence.met, mistake).run())
+            < EXPLAINED
+        ):
+            return mistake
+    return None
+
+
+def _largest_error(evidence: LostIslandEvidence, replay: MeetingReplay) -> float:
+    return max(
+        error
+        for record in evidence.records
+        for error in errors_of(replay, record, evidence.island_of(record.rank)).values()
+    )

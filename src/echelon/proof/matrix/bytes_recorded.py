@@ -21,7 +21,7 @@ from echelon.cost.activations.timeline import StepData
 from echelon.launch.context import RankContext
 from echelon.layout.attention_tiles import tiles_between
 from echelon.layout.expert_load import expert_load_from_routing
-from echelon.layout.layer_kinds import plan_of_layer
+from echelon.layout.stage import plan_of_layer
 from echelon.parallel.activation_meter import ActionMemory, ActivationMeter
 from echelon.parallel.rank_model import RankModel
 from echelon.parallel.recompute import RecomputingRunner

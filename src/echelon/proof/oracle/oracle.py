@@ -27,6 +27,7 @@ from echelon.models.counter_random import initial_values
 from echelon.models.decoder import Decoder
 from echelon.models.operations import Operations
 from echelon.models.precision import widened
+from echelon.proof.evidence.steps import ReferenceStep
 from echelon.proof.oracle.activations import Activations, hearing, with_routers
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.fp8 import Fp8Rounding, TensorMaxima, TieNotes, multiply_in_fp8
@@ -56,36 +57,19 @@ MicrobatchKey = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OracleStep:
+class OracleStep(ReferenceStep):
     """Hold all that one device computed in one optimizer step."""
 
-    step: int
-    """The optimizer step."""
-    loss: float
-    """Mean loss over the counted tokens."""
     tokens: int
     """Counted tokens of the global batch."""
     microbatch_losses: Mapping[MicrobatchKey, tuple[float, int]]
     """Sum of losses and counted tokens of each microbatch."""
-    before: Mapping[str, torch.Tensor]
-    """The values that the optimizer keeps (the master copy, where there is one), before the
-    step."""
-    gradients: Mapping[str, torch.Tensor]
-    """Gradients of the mean loss before clipping."""
-    grad_norm: float
-    """Their norm."""
-    clip_scale: float
-    """What clipping multiplied them by."""
     learning_rate: float
     """The learning rate of the step."""
     loss_scale: float
     """What the loss was multiplied by before backward."""
-    skipped: bool
-    """Whether gradients overflowed, so that nothing changed."""
     updates: Mapping[str, TensorUpdate]
     """What the optimizer added, in its two parts."""
-    after: Mapping[str, torch.Tensor]
-    """The values that the optimizer keeps, after the step."""
     routing: RoutingState
     """What routers knew of the steps before."""
     routing_after: RoutingState
@@ -102,6 +86,10 @@ class OracleStep:
     """What passed the boundaries between the parts of the model."""
     activation_gradients: Activations = field(default_factory=dict[str, torch.Tensor])
     """Gradients of the mean loss there, in the order of the backward pass."""
+
+    @property
+    def added(self) -> Mapping[str, torch.Tensor]:
+        return {name: one.total for name, one in self.updates.items()}
 
     @property
     def rounding(self) -> Fp8Rounding:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,86 +18,46 @@ from torch.distributed.tensor import DTensor
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.verify import VERIFY_RETURNED
 from echelon.launch.context import RankContext
-from echelon.proof.ranks import INITIAL
+from echelon.proof.evidence.captured import (
+    LOCAL,
+    STAND_INS,
+    CapturedPiece,
+    LogicalParameters,
+    RankCapture,
+    RankReport,
+)
+from echelon.proof.evidence.run import GRADIENTS, INITIAL, PARAMETERS
+from echelon.proof.evidence.steps import Tensors
 from echelon.proof.verify.case import OnRank
-from echelon.proof.verify.passing.watch import Passed, PassingWatch
-from echelon.proof.verify.placement.located import LocatedTensor, LogicalParameters
+from echelon.proof.verify.placement.located import LocatedTensor
 from echelon.proof.verify.placement.names import NameTable
 from echelon.proof.verify.placement.program import open_program
 from echelon.proof.verify.placement.registry import open_store
-from echelon.proof.verify.placement.torch_store import (
-    GRADIENTS,
-    PARAMETERS,
-    Fragment,
-    HeldParameter,
-)
-from echelon.proof.verify.reference import Tensors
-from echelon.proof.verify.sharding import AskedSharding, asked_sharding
+from echelon.proof.verify.placement.torch_store import Fragment, HeldParameter
+from echelon.proof.verify.sharding import asked_sharding
 from echelon.proof.verify.subject_file import SubjectFile, SubjectSettings, open_subject
-
-LOCAL = "local"
-"""The kind of gradients before reduction; each backward of a step has a number."""
-
-STAND_INS = "stand-ins"
-"""The kind of gradients of what a model has in the place of parameters when it updates them."""
+from echelon.proof.verify.watch import PassingWatch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapturedPiece:
-    """Hold elements of one parameter of one device that a rank held at one time.
-
-    `kind` is "parameters", "gradients", "local" (before reduction), or a key of optimizer state;
-    `call` counts the backward passes of a step. `index` says which elements, `source` the rank's
-    own name.
-    """
-
-    kind: str
-    step: int
-    name: str
-    source: str
-    index: torch.Tensor
-    values: torch.Tensor
-    call: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankReport:
-    """Hold what a step returned: the loss, the norm and the tokens behind it, as far as told."""
-
-    loss: float | None = None
-    grad_norm: float | None = None
-    tokens: float | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class RankCapture:
-    """Hold all that was captured on one rank in one precision."""
-
-    rank: int
-    framework: str = ""
-    reads_clipped: bool = True
-    copied_initial: bool = False
-    asked: AskedSharding | None = None
-    passed: Passed = field(default_factory=Passed)
-    reports: list[RankReport] = field(default_factory=list[RankReport])
-    pieces: list[CapturedPiece] = field(default_factory=list[CapturedPiece])
-
-    def add(self, kind: str, step: int, fragments: Iterable[Fragment], call: int = 0) -> None:
-        """Keep copies of fragments, by the parameters that they are of."""
-        for fragment in fragments:
-            values = fragment.values.detach().reshape(-1).cpu().clone()
-            for name, index, part in fragment.place.pieces(values, fragment.start):
-                self.pieces.append(
-                    CapturedPiece(
-                        kind=kind,
-                        step=step,
-                        name=name,
-                        source=fragment.name,
-                        index=index,
-                        values=part,
-                        call=call,
-                    )
+def keep(
+    capture: RankCapture, kind: str, step: int, fragments: Iterable[Fragment], call: int = 0
+) -> None:
+    """Add copies of fragments to a capture, by the parameters that they are of."""
+    for fragment in fragments:
+        values = fragment.values.detach().reshape(-1).cpu().clone()
+        for name, index, part in fragment.place.pieces(values, fragment.start):
+            capture.pieces.append(
+                CapturedPiece(
+                    rank=capture.rank,
+                    kind=kind,
+                    step=step,
+                    name=name,
+                    source=fragment.name,
+                    index=index,
+                    tensor=part,
+                    call=call,
                 )
+            )
 
 
 def capture_rank(context: RankContext, argument: Mapping[str, Any]) -> RankCapture:
@@ -119,7 +78,7 @@ def capture_rank(context: RankContext, argument: Mapping[str, Any]) -> RankCaptu
     capture.passed = passing.passed
     if program.copy_initial:
         watched.store.write(partial(_initial_values, argument["initial"]))
-    capture.add(PARAMETERS, INITIAL, watched.store.parameters())
+    keep(capture, PARAMETERS, INITIAL, watched.store.parameters())
     capture.asked = asked_sharding(opened)
     with watched.hooks(), passing.hooks():
         if program.run is not None:
@@ -192,9 +151,9 @@ class _Watched:
         self._calls.clear()
 
     def _end(self) -> None:
-        self.capture.add(PARAMETERS, self.step, self.store.parameters())
+        keep(self.capture, PARAMETERS, self.step, self.store.parameters())
         for key, fragment in self.store.state():
-            self.capture.add(key, self.step, [fragment])
+            keep(self.capture, key, self.step, [fragment])
 
     def _local_hook(self, held: HeldParameter) -> Callable[[torch.Tensor | None], None]:
         def hook(gradient: torch.Tensor | None) -> None:
@@ -206,7 +165,7 @@ class _Watched:
             self._calls[key] = call + 1
             fragment = Fragment(name=held.name, place=held.place, values=gradient.reshape(-1))
             if gradient.numel() == held.place.numel:
-                self.capture.add(LOCAL, step, [fragment], call)
+                keep(self.capture, LOCAL, step, [fragment], call)
 
         return hook
 
@@ -220,8 +179,8 @@ class _Watched:
         if id(optimizer) in self._updating:
             return  # twice in one step: the gradients of the first time are compared
         self._updating.add(id(optimizer))
-        self.capture.add(GRADIENTS, self.step, self.store.gradients(optimizer))
-        self.capture.add(STAND_INS, self.step, self.store.stand_ins())
+        keep(self.capture, GRADIENTS, self.step, self.store.gradients(optimizer))
+        keep(self.capture, STAND_INS, self.step, self.store.stand_ins())
 
 
 def _initial_values(initial: Tensors, place: LocatedTensor) -> torch.Tensor:

@@ -8,9 +8,9 @@ The run's own precision is drawn several times, with losses that are 2^(i/8) tim
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,71 +20,13 @@ from echelon.core.errors import ConfigError
 from echelon.core.rulebook.verify import VERIFY_RETURNED
 from echelon.launch.context import RankContext
 from echelon.proof.claims.tolerance import FACTORS
+from echelon.proof.evidence.captured import LogicalParameters, Reference, ReferencePass
+from echelon.proof.evidence.steps import Passed, ReferenceStep, Tensors
 from echelon.proof.verify.case import OneDevice
-from echelon.proof.verify.passing.watch import Passed, PassingWatch
-from echelon.proof.verify.placement.located import LogicalParameters
 from echelon.proof.verify.subject_file import SubjectFile, SubjectSettings, open_subject
-
-Tensors = dict[str, torch.Tensor]
+from echelon.proof.verify.watch import PassingWatch
 
 CLIP_EPSILON = 1e-6  # as torch, DeepSpeed and Megatron add to the norm they divide by
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReferenceStep:
-    """Hold all that one device did in a step; tensors by name."""
-
-    step: int
-    """The optimizer step, from 0."""
-    loss: float
-    """Loss of the whole batch."""
-    grad_norm: float
-    """Norm of the whole gradient, before clipping."""
-    clip_norm: float | None
-    """The norm that gradients are clipped to."""
-    clip_scale: float
-    """What clipping multiplies gradients by."""
-    gradients: Tensors
-    """Gradients before clipping."""
-    before: Tensors
-    """Parameters before the update."""
-    after: Tensors
-    """Parameters after it."""
-    state: Mapping[str, Tensors]
-    """What the optimizer keeps, by key and parameter."""
-    rates: Mapping[str, tuple[float, float]]
-    """Learning rate and weight decay of each parameter."""
-    parts: Sequence[tuple[int, Tensors]] = ()
-    """Tokens, and gradient of the sum of token losses, of each part of the batch."""
-    part_losses: Sequence[tuple[int, float]] = ()
-    """Tokens, and the sum of token losses, of each."""
-
-    def clipped(self, name: str) -> torch.Tensor:
-        """Return a gradient as the optimizer takes it."""
-        return self.gradients[name] * self.clip_scale
-
-    def update(self, name: str) -> torch.Tensor:
-        """Return what the step added to a parameter, float64."""
-        return self.after[name].double() - self.before[name].double()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
-    """Hold the steps of one device in one precision, the first weights, and what passed in them."""
-
-    logical: LogicalParameters
-    initial: Tensors
-    steps: tuple[ReferenceStep, ...]
-    passed: Passed = field(default_factory=Passed)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReferencePass:
-    """Hold what a pass is judged by: float64, and the draws of the run's own precision."""
-
-    dtype: str
-    exact: Reference
-    rough: tuple[Reference, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +169,7 @@ def _parts(
     return found
 
 
-def _gradients(names: Mapping[str, nn.Parameter], factor: float) -> Tensors:
+def _gradients(names: Mapping[str, nn.Parameter], factor: float) -> dict[str, torch.Tensor]:
     return {
         name: torch.zeros_like(p) if p.grad is None else p.grad.detach().clone() / factor
         for name, p in names.items()
@@ -241,8 +183,8 @@ def _copies(names: Mapping[str, nn.Parameter]) -> Tensors:
 
 def _state(
     optimizer: torch.optim.Optimizer, names: Mapping[str, nn.Parameter]
-) -> dict[str, Tensors]:
-    found: dict[str, Tensors] = {}
+) -> dict[str, dict[str, torch.Tensor]]:
+    found: dict[str, dict[str, torch.Tensor]] = {}
     for name, parameter in names.items():
         for key, value in optimizer.state.get(parameter, {}).items():
             if torch.is_tensor(value) and value.shape == parameter.shape and value.dim():

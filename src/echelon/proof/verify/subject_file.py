@@ -25,8 +25,8 @@ from echelon.config.files.program import (
 )
 from echelon.core.errors import ConfigError, EchelonError, EnvironmentProblem, Problem
 from echelon.core.rulebook import verify as rules
+from echelon.proof.evidence.mesh import NamedMesh
 from echelon.proof.verify.case import OneDevice, OnRank, VerifyCase
-from echelon.proof.verify.named_mesh import NamedMesh
 
 NUM_STEPS = 3
 """Optimizer steps where the file says nothing."""

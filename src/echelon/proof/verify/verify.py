@@ -20,13 +20,15 @@ import torch.distributed as dist
 
 from echelon.core.version import __version__
 from echelon.launch.context import RankContext
+from echelon.proof.causes.diagnose import diagnose
+from echelon.proof.claims.captured_checks import subject_tolerance
+from echelon.proof.claims.claims import judge
+from echelon.proof.evidence.captured import CapturedRun, RankCapture, ReferencePass
+from echelon.proof.evidence.evidence import CapturedEvidence
+from echelon.proof.evidence.mesh import NamedMesh
 from echelon.proof.verdict import ProofPass, SubjectProof
-from echelon.proof.verify.capture import RankCapture, capture_rank
-from echelon.proof.verify.claims import SubjectEvidence, judge_subject, subject_tolerance
-from echelon.proof.verify.explain import explain_subject
-from echelon.proof.verify.named_mesh import NamedMesh
-from echelon.proof.verify.observation import SubjectRun
-from echelon.proof.verify.reference import OneDeviceAnswer, ReferencePass, run_one_device
+from echelon.proof.verify.capture import capture_rank
+from echelon.proof.verify.reference import OneDeviceAnswer, run_one_device
 
 _ONE_DEVICE = "echelon.proof.verify.reference:run_one_device"
 _ON_RANK = "echelon.proof.verify.capture:capture_rank"
@@ -122,23 +124,25 @@ def judge_captures(
     settings, passes = answer.settings, list[ProofPass]()
     framework = ""
     for one, captured in zip(answer.passes, captures, strict=True):
-        run = SubjectRun(settings.mesh, one.exact.logical, captured)
+        run = CapturedRun(settings.mesh, one.exact.logical, captured)
         framework = run.framework
         calls = max(run.num_calls(step) for step in range(settings.num_steps))
-        evidence = SubjectEvidence(
+        evidence = CapturedEvidence(
             mesh=settings.mesh,
-            reference=one.exact,
+            steps=one.exact.steps,
+            initial=one.exact.initial,
+            passed=one.exact.passed,
             run=run,
             tolerance=subject_tolerance(one, settings.mesh.world_size + calls),
             dtype=getattr(torch, one.dtype),
         )
-        results = judge_subject(evidence)
+        results = judge(evidence)
         broken = any(not earlier.holds for earlier in passes)
         passes.append(
             ProofPass(
                 precision=_SHORT.get(one.dtype, one.dtype),
                 claims=results,
-                diagnosis=None if broken else explain_subject(evidence, results),
+                diagnosis=None if broken else diagnose(evidence, results),
             )
         )
     shapes = answer.passes[0].exact.logical.shapes

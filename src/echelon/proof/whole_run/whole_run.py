@@ -25,10 +25,11 @@ from echelon.core.messages.notes import PROGRESS
 from echelon.core.plan import Plan
 from echelon.core.rulebook import prove_trainer as rules
 from echelon.layout.islands import island_of, without_losses
-from echelon.proof.causes.finding import Diagnosis
+from echelon.proof.causes.finding import Diagnosis, ProofFinding
 from echelon.proof.claims.checks import Check, exact_check, relative_error
 from echelon.proof.claims.claims import ClaimResult, first_failure, judged
-from echelon.proof.claims.tolerance import FLOAT64_TOLERANCE, FLOOR
+from echelon.proof.evidence.fits import FLOOR
+from echelon.proof.evidence.tolerance import FLOAT64_TOLERANCE
 from echelon.proof.independent.optimizers import has_formula
 from echelon.proof.run import OUR_ENGINE, RankRunner, mesh_text, offloaded_to, prove
 from echelon.proof.shrink import shrink
@@ -283,17 +284,6 @@ def _diagnosis(claims: tuple[ClaimResult, ...]) -> Diagnosis | None:
     if first is None:
         return None
     claim, failure = first
-    return Diagnosis(
-        rule=claim.rule.id,
-        step=failure.step,
-        tensor=failure.subject,
-        where=claim.statement,
-        factor="",
-        axis="",
-        value=None,
-        says=f"in step {failure.step}: {failure.detail or f'off by {failure.error:.2g}'}",
-        residual=failure.error,
-        ranks=(),
-        num_wrong=len({(one.step, one.subject) for one in claim.failures}),
-        num_compared=claim.compared,
-    )
+    says = f"in step {failure.step}: {failure.detail or f'off by {failure.error:.2g}'}"
+    finding = ProofFinding("", says, residual=failure.error)
+    return Diagnosis.of(claim, failure, finding, claim.statement)

@@ -20,9 +20,8 @@ from echelon.core.version import __version__
 from echelon.telemetry.events import METRICS_FILE, START, STEP
 from echelon.telemetry.json_lines import (
     LogEntry,
-    os_error_text,
+    end_of_whole_lines,
     read_entries,
-    unreadable_file_error,
 )
 from echelon.telemetry.run_directory import open_run
 
@@ -249,7 +248,7 @@ class MetricsReader:
         A start that nothing follows yet waits for what does, unless this look is the `final` one:
         it belongs to the step from which it goes on. ConfigError where a line cannot be read.
         """
-        end = self._whole_lines()
+        end = end_of_whole_lines(self._file, self._place)
         entries = list(read_entries(self._file, self._place, end))
         if entries and not final and entries[-1].text("kind") == START:
             end = entries.pop().place
@@ -260,14 +259,3 @@ class MetricsReader:
             self._last_step = found[-1].step
         self._place = end
         return found
-
-    def _whole_lines(self) -> int:
-        """Return where the last whole line ends, in bytes."""
-        try:
-            with self._file.open("rb") as file:
-                file.seek(self._place)
-                return self._place + file.read().rfind(b"\n") + 1
-        except FileNotFoundError:
-            return self._place
-        except OSError as error:
-            raise unreadable_file_error(self._file, os_error_text(error)) from error

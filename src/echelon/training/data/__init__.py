@@ -13,6 +13,7 @@ corpus.py      the data of a run, prepared once and found by its content
 mixed_dataset.py  several prepared sources, read as one: which sequence is of which
 look.py        what is in prepared data, and in a sample of a step
 dataset.py     samples through a memory map
-batches.py     the samples of a step, each rank's share, and its way to the device
+batches.py     the samples of a step, and each rank's share
+feed.py        the batches of each step on the device, copied while the one before computes
 beside_weights.py  the tokenizer and its files, beside weights that leave
 """

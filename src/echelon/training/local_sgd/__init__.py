@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local SGD: what islands send each other, and what they make of it.
 
-`outer_optimizer.py`  the outer step itself: plain SGD, or with Nesterov's momentum
 `quantised.py`        what is sent in 8 bits
 `checkpoint.py`       what a checkpoint holds of islands; `exchange.py` brings those together that
                       write one where some may be lost

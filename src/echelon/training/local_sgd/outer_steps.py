@@ -8,9 +8,15 @@ Bytes: `outer_bytes` in `cost/bytes/local_sgd.py`, 1/H of those of gradients in 
 Must divide: nothing.
 Source: Stich, 2018; Douillard et al., "DiLoCo", 2023, algorithm 1; "Streaming DiLoCo", 2025.
 
-Outer parameters and momentum are slices as those of the inner optimizer are, the same on all
-islands: one that is lost takes nothing with it. Without delay two buckets are under way at a time;
-with it outer gradients have a memory of their own, in which they are summed while islands go on.
+With the mean d of what islands moved away from the outer parameters p, of rate r and momentum u:
+
+    sgd       p = p - r d                          Stich (r = 1: the mean of islands)
+    nesterov  m = u m + d;  p = p - r (d + u m)    Douillard et al., section 2
+
+as `torch.optim.SGD` writes them, without dampening. Outer parameters and momentum are slices as
+those of the inner optimizer are, the same on all islands: one that is lost takes nothing with it.
+Without delay two buckets are under way at a time; with it outer gradients have a memory of their
+own, in which they are summed while islands go on.
 """
 
 from __future__ import annotations
@@ -24,8 +30,7 @@ from typing import Any
 import torch
 
 from echelon.core.choices.local_sgd import LocalSgd
-from echelon.layout.islands import fragment_of, fragment_ranges
-from echelon.layout.outer_blocks import blocks_in_stage
+from echelon.layout.islands import blocks_in_stage, fragment_of, fragment_ranges
 from echelon.layout.slots import SlotRange
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.storage.buckets import Bucket
@@ -33,21 +38,9 @@ from echelon.parallel.storage.weights import bucket_shards
 from echelon.parallel.transport.collectives import Pending
 from echelon.training.checkpoint.communicator import ObjectCommunicator
 from echelon.training.checkpoint.index import INDEX_FILE, read_index
-from echelon.training.local_sgd.checkpoint import (
-    held_in,
-    islands_state,
-    position_of,
-    told_position,
-)
-from echelon.training.local_sgd.outer_optimizer import outer_update
+from echelon.training.local_sgd.checkpoint import held_in, islands_state, position_of, told_position
 from echelon.training.local_sgd.quantised import QuantisedGradients
-from echelon.training.steps.part import (
-    NamedShards,
-    ShardsByKind,
-    StepPart,
-    StepPlace,
-    StepResult,
-)
+from echelon.training.steps.part import NamedShards, ShardsByKind, StepPart, StepPlace, StepResult
 
 PARAMETERS, MOMENTUM, GRADIENTS = "outer.parameters", "outer.momentum", "outer.gradients"
 """Kinds of outer state, as a checkpoint names them."""
@@ -312,3 +305,19 @@ def _fragment_runs(local: LocalSgd, bucket: Bucket) -> tuple[tuple[slice, ...], 
     placed = [SlotRange(spec=one.spec, start=one.start, stop=one.end) for one in bucket.slots]
     ranges = fragment_ranges(local, placed, range(bucket.own.start, bucket.own.stop))
     return tuple(tuple(slice(run.start, run.stop) for run in runs) for runs in ranges)
+
+
+def outer_update(
+    local: LocalSgd,
+    parameters: torch.Tensor,
+    mean: torch.Tensor,
+    momentum: torch.Tensor | None,
+) -> None:
+    """Update outer `parameters` in place, and `momentum`, which Nesterov's steps have.
+
+    `mean` [the shape of both] is used up.
+    """
+    if momentum is not None:
+        momentum.mul_(local.outer_momentum).add_(mean)
+        mean.add_(momentum, alpha=local.outer_momentum)
+    parameters.sub_(mean, alpha=local.outer_learning_rate)

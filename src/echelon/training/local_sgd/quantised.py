@@ -21,8 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from echelon.core.choices.local_sgd import OUTER_BLOCK, LocalSgd
-from echelon.layout.islands import fragment_of
-from echelon.layout.outer_blocks import FragmentBlocks, blocks_between
+from echelon.layout.islands import FragmentBlocks, blocks_between, fragment_of
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.storage.weights import slot_rectangles

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure kernels, collectives, units and steps on the ranks of this machine.
 
-kernels.py      products, attention, moves and updates, on all ranks at once
-collectives.py  collectives of two to all ranks
+machine.py      products, attention, moves, updates and collectives, on all ranks at once
 unit_times.py   forward and backward of the embedding, a block, and the head
 steps.py        steps of a plan, by the engine that trains
 """

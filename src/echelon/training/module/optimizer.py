@@ -34,7 +34,7 @@ from echelon.parallel.module.tensor.ranks import check_equal_buffers, check_equa
 from echelon.training.module.state import ModuleState, guard_values
 from echelon.training.module.whole_step import BatchLoss, WholeSteps, no_loss
 from echelon.training.optimizer import MASTER, SliceOptimizer, local_norm_squared
-from echelon.training.optimizer.learning_rate import learning_rate
+from echelon.training.optimizer.step import learning_rate
 from echelon.training.steps.loss_scale import LossScale
 
 Unused = Literal["error", "zero"]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers on slices: AdamW, SGD and Muon, each equal to that of one device; the gradient norm.
 
-step.py             the update of a rank's slices, its order, and the norm of its gradients
+step.py             the update of a rank's slices, its order, its learning rate; the norm
 trained_ranges.py   which elements are trained, in fused calls of a rule
 adamw.py, sgd.py    rules that treat each element alike
 muon.py             the update of whole matrices, and who sends which piece

@@ -2,7 +2,9 @@
 """The update of a rank's slices: whatever the ZeRO stage, the optimizer, and where state rests.
 
 Every rank updates its slice of each bucket: all of it at stage 0. The values that are updated are
-the parameters themselves or, where the plan keeps them in another dtype, a master copy.
+the parameters themselves or, where the plan keeps them in another dtype, a master copy. Buckets are
+updated in the order of the next forward pass. Those of Muon take three tasks; a few of them are on
+their way at a time, so that messages travel while other matrices are computed.
 
 In the gradient norm every logical parameter counts once: ranks that hold other slices, tensor
 slices or stages add up what each gives here. What counts elsewhere adds nothing, unless it is not
@@ -14,6 +16,7 @@ them are on their way at a time, so that messages travel while other matrices ar
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +28,7 @@ import torch
 
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.choices.registry import load_reference
-from echelon.core.plan import OptimizerKind, Plan
+from echelon.core.plan import Optimizer, OptimizerKind, Plan
 from echelon.layout.muon import muon_exchange
 from echelon.layout.stage import expert_index_of, pp_rank_of
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
@@ -287,6 +290,33 @@ def _runs(bucket: Bucket, parts: Sequence[slice], elements: int) -> Iterator[tor
         for run in gradient[bucket.within_own_slice(part)].split(length):
             if run.numel():
                 yield run
+
+
+def learning_rate(optimizer: Optimizer, step: int) -> float:
+    """Return the learning rate of optimizer step `step` (from 0).
+
+    The last of `warmup_steps` has the whole rate; the decay reaches `final_ratio` of it at
+    `total_steps`, the first step that is not taken. "wsd" (warm-up, stable, decay: Hu et al.,
+    MiniCPM, 2024) falls linearly over the last `decay_steps` only.
+    """
+    peak = optimizer.learning_rate
+    if step < optimizer.warmup_steps:
+        return peak * (step + 1) / optimizer.warmup_steps
+    return peak * _decay(optimizer, step)
+
+
+def _decay(optimizer: Optimizer, step: int) -> float:
+    final, end = optimizer.final_ratio, optimizer.total_steps
+    if optimizer.schedule == "constant":
+        return 1.0
+    stable = optimizer.schedule == "wsd"
+    start = end - optimizer.decay_steps if stable else optimizer.warmup_steps
+    if step < start:
+        return 1.0
+    progress = min(1.0, (step - start) / max(1, end - start))
+    if optimizer.schedule == "cosine":
+        return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
+    return 1.0 - (1 - final) * progress
 
 
 def update_order(

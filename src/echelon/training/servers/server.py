@@ -34,7 +34,7 @@ from echelon.parallel.servers.messages import (
 from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Group
 from echelon.training.optimizer import local_norm_squared
-from echelon.training.optimizer.learning_rate import learning_rate
+from echelon.training.optimizer.step import learning_rate
 from echelon.training.servers.served import Answer, Push, Served
 from echelon.training.servers.synchronous import ParameterServer
 from echelon.training.steps.part import StepResult

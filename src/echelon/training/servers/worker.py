@@ -13,7 +13,7 @@ from echelon.parallel.rank_model import GradientExchange
 from echelon.parallel.servers.messages import ASKS_TO_STOP, WorkerMessages
 from echelon.parallel.servers.worker import PulledParameters
 from echelon.training.optimizer import sum_of_squares
-from echelon.training.optimizer.learning_rate import learning_rate
+from echelon.training.optimizer.step import learning_rate
 from echelon.training.servers.synchronous import ServedWorker
 from echelon.training.steps.part import StepResult
 

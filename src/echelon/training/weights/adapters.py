@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import cast
 
 from echelon.config.model.settings import ALPHA_KEY, RANK_KEY, RSLORA_KEY, TARGETS_KEY
-from echelon.config.settings.value_types import toml_text
 from echelon.core.choices.lora import LORA_LINEARS, Lora
 from echelon.core.disk import list_names
 from echelon.core.errors import CheckpointError, Problem
@@ -22,6 +21,7 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.rulebook.weights import ADAPTERS_FIT, ADAPTERS_PLAIN, ADAPTERS_READABLE
 from echelon.core.rules import Rule
 from echelon.core.serialize import decode_json
+from echelon.core.settings.value_types import toml_text
 from echelon.interop.hugging_face.adapters import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,

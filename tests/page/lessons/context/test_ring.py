@@ -9,10 +9,10 @@ import pytest
 from echelon.core.attention_mask import AttentionMask
 from echelon.launch.local.supervisor import RankPool
 from echelon.layout.context_work import chunk_pairs, pairs_by_place
-from echelon.page.figures import BarsFigure, HeatFigure
 from echelon.page.lessons.lesson import DiagramFigure
 from echelon.page.lessons.ring_attention import CASES, RingRecord, positions_text, ring_attention
 from echelon.page.lessons.traces import read_trace
+from echelon.planner.view.document import BarsFigure, HeatFigure
 from tests.page.lessons.reading import facts, figure, holds
 from tests.page.lessons.recordings.ring import POSITIONS, RANKS, record_ring, ring_case
 

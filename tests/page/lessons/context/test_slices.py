@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from echelon.core.units import GIB
-from echelon.page.figures import BarsFigure
 from echelon.page.lessons.key_slices import KEY_HEADS, SQUARE, TABLED, held, key_slices
 from echelon.page.lessons.lesson import DiagramFigure, Frame, Tile
 from echelon.page.lessons.ring_attention import CASES, RingRecord
 from echelon.page.lessons.traces import read_trace
+from echelon.planner.view.document import BarsFigure
 from tests.page.lessons.reading import facts, figure, holds
 
 

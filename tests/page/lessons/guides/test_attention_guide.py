@@ -6,9 +6,9 @@ import pytest
 
 from echelon.core.attention_mask import AttentionMask
 from echelon.cost.bytes.model_sizes import attention_merge_errors
-from echelon.page.figures import HeatFigure
 from echelon.page.lessons.guides.attention import attention_guide, pairs_of_ranks
 from echelon.page.lessons.lesson import FoldsFigure
+from echelon.planner.view.document import HeatFigure
 from tests.page.lessons.reading import facts, figure, holds
 
 

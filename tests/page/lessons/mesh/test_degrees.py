@@ -6,9 +6,9 @@ import pytest
 
 from echelon.core.axis import Axis
 from echelon.core.mesh import Mesh
-from echelon.page.figures import MeshFigure
 from echelon.page.lessons.grid import coordinates_text, three_degrees
 from echelon.page.lessons.lesson import choices
+from echelon.planner.view.document import MeshFigure
 from tests.page.lessons.shown import diagrams, facts
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.page.figures import ScheduleFigure
 from echelon.page.lessons.lesson import choices
 from echelon.page.lessons.pipeline_schedules import NAMES, SCHEDULES, pipeline_schedules, slot_run
+from echelon.planner.view.document import ScheduleFigure
 from tests.page.lessons.reading import facts, figure, holds
 
 

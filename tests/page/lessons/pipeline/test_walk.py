@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.page.figures import ScheduleFigure
 from echelon.page.lessons.lesson import DiagramFigure
 from echelon.page.lessons.pipeline_schedules import (
     MICROBATCHES,
@@ -14,6 +13,7 @@ from echelon.page.lessons.pipeline_schedules import (
     pipeline_walk,
     slot_run,
 )
+from echelon.planner.view.document import ScheduleFigure
 from tests.page.lessons.reading import facts, figure, holds
 
 SPANS = {"naive": 32, "gpipe": 14, "1f1b": 14}

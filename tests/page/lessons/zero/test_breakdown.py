@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from echelon.cost.bytes.model_sizes import STAGES, model_states
-from echelon.page.figures import BarsFigure
 from echelon.page.lessons.zero import KINDS, SHOWN, held_by_kind, zero_breakdown
+from echelon.planner.view.document import BarsFigure
 from tests.page.lessons.reading import facts, figure, holds
 
 GB = 1e9

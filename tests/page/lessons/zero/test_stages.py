@@ -6,9 +6,9 @@ import pytest
 
 from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.model_sizes import STAGES, communication_volume, model_states
-from echelon.page.figures import BarsFigure
 from echelon.page.lessons.lesson import choices
 from echelon.page.lessons.zero import WEIGHTS, zero_stages
+from echelon.planner.view.document import BarsFigure
 from tests.page.lessons.reading import facts, figure, holds
 
 GB = 1e9

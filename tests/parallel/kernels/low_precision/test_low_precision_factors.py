@@ -15,7 +15,7 @@ import torch
 from echelon.models.operations import Operations
 from echelon.parallel.kernels.fused import weighted_swiglu
 from echelon.parallel.storage.matmul import matmul
-from echelon.proof.claims.factor_fit import fit_part
+from echelon.proof.evidence.fits import fit_part
 from echelon.training.optimizer.adamw import AdamW
 from echelon.training.optimizer.trained_ranges import FusedOperands
 from tests.parallel.kernels.low_precision.test_low_precision import (

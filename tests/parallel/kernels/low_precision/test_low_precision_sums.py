@@ -21,7 +21,7 @@ from echelon.parallel.expert import grouped_matmul
 from echelon.parallel.expert.feed_forward import ExpertFeedForward
 from echelon.parallel.kernels.expert_kernels import add_grouped_gradient
 from echelon.parallel.tensor import TensorSplit
-from echelon.proof.claims.factor_fit import fit_part
+from echelon.proof.evidence.fits import fit_part
 from echelon.training.optimizer.muon import newton_schulz
 from tests.parallel.buckets import alone, store_of
 from tests.parallel.kernels.low_precision.test_low_precision import NARROW, ROUNDOFF, values

@@ -12,7 +12,7 @@ from torch import nn
 
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Zero
-from echelon.layout.module_buckets import ROOT, ModuleParameter, plan_module_buckets
+from echelon.layout.modules import ROOT, ModuleParameter, plan_module_buckets
 from echelon.parallel.module.forwards.linear import defer_weights
 from echelon.parallel.module.pipeline.passes import StageGradientStore
 from echelon.parallel.storage.buckets import BucketRule, make_buckets

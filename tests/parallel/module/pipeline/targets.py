@@ -14,8 +14,8 @@ from echelon.core.errors import EchelonError
 from echelon.core.event import EventList
 from echelon.core.plan import Optimizer, Plan
 from echelon.launch.context import RankContext
-from echelon.layout.module_buckets import ModuleBuckets
-from echelon.proof.module.wide import StayWide
+from echelon.layout.modules import ModuleBuckets
+from echelon.proof.verify.wide import StayWide
 from echelon.training.module.optimizer import ModuleOptimizer
 from tests.parallel.layouts import NANO, plan_of
 from tests.parallel.module.models import LENGTH, VOCAB, Transformer
@@ -165,7 +165,7 @@ def _one_process(case: Case) -> Trained:
     from torch.nn import functional
 
     model, settings = case.make(), case.plan.mathematics.optimizer
-    from echelon.training.optimizer.learning_rate import learning_rate
+    from echelon.training.optimizer.step import learning_rate
 
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(

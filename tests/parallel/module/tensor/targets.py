@@ -13,10 +13,9 @@ from echelon.api.parallelizing import parallelize
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.layout.module_buckets import ModuleBuckets
-from echelon.layout.modules.tensor import ModuleSplit
+from echelon.layout.modules import ModuleBuckets, ModuleSplit
 from echelon.parallel.module.tensor import layers
-from echelon.training.optimizer.learning_rate import learning_rate
+from echelon.training.optimizer.step import learning_rate
 from tests.parallel.module.targets import full
 from tests.parallel.module.tensor.families import RULES, batch, loss_of, make
 from tests.parallel.targets import tensor_group

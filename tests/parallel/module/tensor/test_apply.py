@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.core.errors import ConfigError
-from echelon.layout.modules.tensor import UNSPLIT
+from echelon.layout.modules import UNSPLIT
 from echelon.parallel.module.tensor.apply import TensorChoice, choose_split
 from tests.parallel.layouts import plan_of
 from tests.parallel.module.tensor.families import OWN_RULES, Own, batch

@@ -12,7 +12,7 @@ from echelon.core.event import NoEvents
 from echelon.cost.bytes.data import module_bytes
 from echelon.cost.bytes.modules import ExpertCall, module_expert_bytes, module_tensor_bytes
 from echelon.launch.local.supervisor import RankPool
-from echelon.layout.modules.tensor import StackedExperts
+from echelon.layout.modules import StackedExperts
 from echelon.parallel.module.tensor.experts import SplitExperts
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder

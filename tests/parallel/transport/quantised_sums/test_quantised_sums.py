@@ -14,7 +14,7 @@ from echelon.cost.bytes.quantised import REDUCE_BLOCK, message_bytes
 from echelon.cost.bytes.sent import bytes_sent_by_axis
 from echelon.launch.local.supervisor import RankPool
 from echelon.layout.buckets import plan_buckets, slice_elements
-from echelon.layout.secondary import across_groups, hop_degrees, node_groups
+from echelon.layout.data_groups import across_groups, hop_degrees, node_groups
 from echelon.layout.stage import rank_part
 from echelon.parallel.transport.quantised_sums import BlockCodes
 from echelon.proof.matrix.bytes_walk import compare_plan

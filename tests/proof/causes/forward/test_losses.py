@@ -8,15 +8,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from echelon.proof.causes.forward.losses import explain_microbatch_losses
+from echelon.proof.causes.forward.losses import (
+    explain_microbatch_losses,
+    outdated_parameter_variants,
+    with_old_values,
+)
 from echelon.proof.causes.forward.variants import variants
-from echelon.proof.claims.checks import Check, Evidence
+from echelon.proof.claims.checks import Check
+from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.oracle import run_oracle, sums_by_microbatch, token_losses
 from echelon.proof.shrink import shrink
 from echelon.proof.subject import StepRecord
-from tests.proof.evidence import replicas
 from tests.proof.layouts import layout
+from tests.proof.replicas import replicas
 
 PLAN = shrink(layout(dp=2, accumulation=3), precision="fp64")
 LOSSES = Check(0, "loss of dp 0 microbatch 0", 1.0)
@@ -24,7 +29,7 @@ LOSSES = Check(0, "loss of dp 0 microbatch 0", 1.0)
 Said = dict[tuple[int, int], tuple[float, int]]
 
 
-def saying(change: Callable[[Said], Said]) -> Evidence:
+def saying(change: Callable[[Said], Said]) -> PlanEvidence:
     """Return a run whose ranks say other losses of their microbatches."""
 
     def report(rank: int, step: int, record: StepRecord) -> StepRecord:
@@ -76,3 +81,34 @@ def test_a_known_mistake_is_recognized_by_all_of_its_losses(place: int) -> None:
     finding = explain_microbatch_losses(evidence, LOSSES)
     assert finding.tensor == mistake.finding.tensor == f"layers.{place}"
     assert finding.description == "block left out"
+
+
+def test_old_values_are_those_of_names_and_places() -> None:
+    new, old = ({"a": torch.full((2,), one), "b": torch.full((2,), one)} for one in (1.0, 0.0))
+    assert {n: v.tolist() for n, v in with_old_values(new, old, ["a"]).items()} == {
+        "a": [0.0, 0.0],
+        "b": [1.0, 1.0],
+    }
+    where = {"a": torch.tensor([True, False])}
+    assert with_old_values(new, old, ["a"], where)["a"].tolist() == [0.0, 1.0]
+
+
+def test_each_unit_is_tried_and_the_whole_model() -> None:
+    evidence = replicas(shrink(layout(dp=2, accumulation=1), precision="fp64"), 2)
+    first, second = evidence.steps
+    assert list(outdated_parameter_variants(evidence, first)) == []
+    found = list(outdated_parameter_variants(evidence, second))
+    assert {variant.finding.factor for variant in found} == {"stale"}
+    assert len({variant.finding.description for variant in found}) == len(found)
+    stale: dict[str, int] = {}
+    for variant in found:
+        for name, parameter in variant.build(evidence.plan, second).named_parameters():
+            if torch.equal(parameter, first.before[name]):
+                stale[name] = stale.get(name, 0) + 1
+            else:
+                assert torch.equal(parameter, second.before[name])
+    # Every parameter is old once with its unit, and once with the whole model.
+    changed = [n for n in first.before if not torch.equal(first.before[n], second.before[n])]
+    assert changed
+    assert {stale[name] for name in changed} == {2}
+    assert sum("the whole model" in variant.finding.description for variant in found) == 1

@@ -19,8 +19,8 @@ from echelon.proof.oracle.activations import hearing
 from echelon.proof.oracle.losses import loss_of_tokens
 from echelon.proof.oracle.oracle import run_oracle
 from echelon.proof.shrink import shrink
-from tests.proof.evidence import replicas
 from tests.proof.layouts import context_layout, layout
+from tests.proof.replicas import replicas
 
 PLAN = shrink(layout(model={"window": 5}), precision="fp64")
 SITE = "layers.0.attention"

@@ -12,6 +12,7 @@ from echelon.proof.causes.forward.variants import (
     PaddedVocabulary,
     RemappedRows,
     Variant,
+    dropout_variants,
     scaled,
     variants,
 )
@@ -84,3 +85,22 @@ def test_rows_that_stand_for_themselves_and_no_padding_change_nothing() -> None:
     torch.testing.assert_close(losses(PaddedVocabulary(0)), losses())
     # Logits of 0 take a share of the softmax: no loss falls.
     assert bool((losses(PaddedVocabulary(3)) >= losses()).all())
+
+
+def test_every_variant_gives_other_losses_and_no_two_the_same() -> None:
+    plan = shrink(layout(dp=2, model={"dropout": 0.2}), precision="fp64")
+    oracle = run_oracle(plan, 2)[1]
+    batch = global_batch(plan, 1)
+    variants = list(dropout_variants(plan))
+    losses = [
+        float(token_losses(plan, one.build(plan, oracle), batch, 1).detach().sum())
+        for one in variants
+    ]
+    right = sum(total for total, _ in oracle.microbatch_losses.values())
+    assert len(variants) == 7
+    assert len({round(one, 9) for one in [*losses, right]}) == 8
+    assert torch.tensor(losses).isfinite().all()
+
+
+def test_a_model_without_dropout_has_no_such_mistakes() -> None:
+    assert not list(dropout_variants(shrink(layout(), precision="fp64")))

@@ -13,8 +13,8 @@ from echelon.proof.claims.checks import Check
 from echelon.proof.oracle.oracle import contributions, run_oracle
 from echelon.proof.ranks import ObservedShard
 from echelon.proof.shrink import shrink
-from tests.proof.evidence import ChangeShard, replicas
 from tests.proof.layouts import layout
+from tests.proof.replicas import ChangeShard, replicas
 
 PLAN = shrink(layout(dp=2, accumulation=3), precision="fp64")
 NAME = "layers.0.mlp.down.weight"

@@ -9,14 +9,15 @@ import torch
 from echelon.proof.causes.factors import known_factors
 from echelon.proof.causes.gradients.gradients import explain_gradient, slices_of_others
 from echelon.proof.causes.gradients.microbatch_weights import WrongGradient
-from echelon.proof.claims.checks import Check, Evidence
+from echelon.proof.claims.checks import Check
+from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.observed import ObservedRun
 from echelon.proof.oracle.losses import whole_loss
 from echelon.proof.oracle.oracle import build_decoder, run_oracle
 from echelon.proof.ranks import ObservedShard, RankResult
 from echelon.proof.shrink import shrink
-from tests.proof.evidence import replicas
 from tests.proof.layouts import layout
+from tests.proof.replicas import replicas
 
 NAME = "layers.0.mlp.down.weight"
 
@@ -47,8 +48,8 @@ def test_gradients_that_changed_places_between_two_stages_are_told() -> None:
 def halves(*, exchanged: bool) -> WrongGradient:
     """Return a gradient of which two ranks hold a half, each its own or that of the other."""
     plan = shrink(layout(dp=2, zero={"stage": 1}), precision="fp64")
-    evidence: Evidence = replicas(plan)
-    oracle = evidence.oracle[0]
+    evidence: PlanEvidence = replicas(plan)
+    oracle = evidence.steps[0]
     rows = len(oracle.gradients[NAME]) // 2
     cut = oracle.gradients[NAME].split(rows)
     shards = [
@@ -66,7 +67,7 @@ def halves(*, exchanged: bool) -> WrongGradient:
     ]
     results = [RankResult(rank=one.rank, reports=(), shards=(one,)) for one in shards]
     return WrongGradient(
-        evidence=replace(evidence, observed=ObservedRun(plan, results)),
+        evidence=replace(evidence, run=ObservedRun(plan, results)),
         oracle=oracle,
         name=NAME,
         shards=shards,

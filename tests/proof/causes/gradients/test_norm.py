@@ -15,8 +15,8 @@ from echelon.proof.claims.checks import Check
 from echelon.proof.oracle.oracle import run_oracle
 from echelon.proof.shrink import shrink
 from tests.parallel.layouts import MIXTRAL, plan_of
-from tests.proof.evidence import replicas
 from tests.proof.layouts import layout
+from tests.proof.replicas import replicas
 
 SPLIT = shrink(layout(tp=2, pp=2, tied=True), precision="fp64")
 

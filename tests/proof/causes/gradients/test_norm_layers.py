@@ -17,8 +17,8 @@ from echelon.proof.causes.gradients.norm_layers import (
 )
 from echelon.proof.claims.activation_checks import copies_at
 from echelon.proof.shrink import shrink
-from tests.proof.evidence import replicas
 from tests.proof.layouts import layout
+from tests.proof.replicas import replicas
 
 PLAN = shrink(layout(), precision="fp64")
 
@@ -40,7 +40,7 @@ def test_the_formula_of_a_wrong_norm_is_found(
     formula: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], factor: str, site: str
 ) -> None:
     evidence = replicas(PLAN)
-    oracle = evidence.oracle[0]
+    oracle = evidence.steps[0]
     oracle.before[f"{site}.weight"].mul_(torch.linspace(0.5, 2, PLAN.model.hidden))  # type: ignore[attr-defined]
     right = oracle.activations
     read = {
@@ -49,7 +49,7 @@ def test_the_formula_of_a_wrong_norm_is_found(
         "norm": right[f"layers.{PLAN.model.layers - 1}.output"],
     }[site]
     made = formula(read, oracle.before[f"{site}.weight"]).flatten(0, 1)
-    (copy,) = copies_at(evidence.plan, evidence.observed, 0)[site]
+    (copy,) = copies_at(evidence.plan, evidence.run, 0)[site]
     wrong = replace(copy, values_nW=made[copy.place_n])
     found = next(explain_norm_layer(oracle, site, [wrong], evidence))
     assert (found.factor, found.tensor) == (factor, f"{site}.weight")
@@ -60,14 +60,14 @@ def test_the_formula_of_a_wrong_norm_is_found(
 @pytest.mark.parametrize("name", ["layers.0.attention_norm.weight", "norm.weight"])
 def test_rows_that_the_gradient_of_a_norm_leaves_out_are_counted(name: str) -> None:
     right = replicas(PLAN)
-    oracle = right.oracle[0]
+    oracle = right.steps[0]
     parts_BTD = parts_of_tokens(right, oracle, name)
     assert parts_BTD is not None
     whole_D = oracle.gradients[name]
     torch.testing.assert_close(parts_BTD.sum((0, 1)), whole_D)
 
     def told(wrong_D: torch.Tensor) -> list[ProofFinding]:
-        shards = right.observed.shards("gradients", 0, name)
+        shards = right.run.parts("gradients", 0, name)
         wrong = [replace(piece, tensor=wrong_D) for piece in shards]
         gradient = WrongGradient(
             evidence=right, oracle=oracle, name=name, shards=wrong, wrong=wrong, known=()
@@ -85,4 +85,4 @@ def test_rows_that_the_gradient_of_a_norm_leaves_out_are_counted(name: str) -> N
 def test_only_norms_between_blocks_have_parts_of_tokens() -> None:
     right = replicas(PLAN)
     for name in ("layers.0.mlp.up.weight", "embedding.weight"):
-        assert parts_of_tokens(right, right.oracle[0], name) is None
+        assert parts_of_tokens(right, right.steps[0], name) is None

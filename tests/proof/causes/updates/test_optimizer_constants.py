@@ -10,8 +10,8 @@ import torch
 from echelon.core.plan import Optimizer
 from echelon.proof.causes.updates.optimizer_constants import ReplayedUpdate, explain_constants
 from echelon.proof.shrink import shrink
-from tests.proof.evidence import replicas
 from tests.proof.layouts import layout
+from tests.proof.replicas import replicas
 
 PLAN = shrink(layout(), precision="fp64")
 RIGHT: Optimizer = PLAN.mathematics.optimizer
@@ -20,12 +20,12 @@ RIGHT: Optimizer = PLAN.mathematics.optimizer
 def replayed(name: str, seen: torch.Tensor | None = None, step: int = 1) -> ReplayedUpdate:
     """Return the second update of a tensor, or of what was `seen` in its place."""
     evidence = replicas(PLAN, 2)
-    where = torch.ones(evidence.oracle[step].before[name].shape, dtype=torch.bool)
-    right = evidence.oracle[step].updates[name].total
+    where = torch.ones(evidence.steps[step].before[name].shape, dtype=torch.bool)
+    right = evidence.steps[step].updates[name].total
     return ReplayedUpdate(
-        spec=evidence.observed.specs[name],
+        spec=evidence.run.specs[name],
         optimizer=RIGHT,
-        steps=tuple(evidence.oracle[: step + 1]),
+        steps=tuple(evidence.steps[: step + 1]),
         where=where,
         seen=(right if seen is None else seen)[where],
     )

@@ -16,8 +16,8 @@ from echelon.proof.oracle.optimizers import OptimizerState
 from echelon.proof.oracle.oracle import OracleStep, run_oracle
 from echelon.proof.ranks import ObservedShard
 from echelon.proof.shrink import shrink
-from tests.proof.evidence import replicas
 from tests.proof.layouts import layout
+from tests.proof.replicas import replicas
 
 PLAN = shrink(layout(), precision="fp64")
 ORACLE = run_oracle(PLAN, 3)
@@ -29,7 +29,7 @@ def replayed(name: str, seen: torch.Tensor, *, rows: slice = slice(None)) -> Rep
     where = torch.zeros(seen.shape, dtype=torch.bool)
     where[rows] = True
     return ReplayedUpdate(
-        spec=replicas(PLAN).observed.specs[name],
+        spec=replicas(PLAN).run.specs[name],
         optimizer=PLAN.mathematics.optimizer,
         steps=ORACLE,
         where=where,

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from echelon.proof.causes.updates.outer_steps import explain_outer
-from echelon.proof.claims.checks import Evidence
-from echelon.proof.claims.outer_checks import outer_steps
+from echelon.proof.claims.islands import outer_steps
+from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.oracle.local_sgd import OuterStep
-from tests.proof.claims.test_outer_checks import evidence_of
+from tests.proof.claims.test_islands import evidence_of
 from tests.proof.run.local_sgd import NESTEROV
 
 RATE, MOMENTUM = 0.7, 0.9
@@ -47,7 +47,7 @@ def told(step: Step, **local: object) -> str:
     def say(_: int, one: OuterStep, name: str) -> torch.Tensor:
         return step(one, name) if name in one.changed else one.after[name]
 
-    evidence: Evidence = evidence_of(say, **local)[0]
+    evidence: PlanEvidence = evidence_of(say, **local)[0]
     wrong = [check for check in outer_steps(evidence) if check.error > check.allowed]
     return explain_outer(evidence, wrong[0]).factor if wrong else "right"
 

@@ -7,16 +7,25 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from echelon.core.plan import Optimizer
+from echelon.core.parameters import parameters
+from echelon.core.plan import Optimizer, Plan
 from echelon.proof.causes.finding import ProofFinding
-from echelon.proof.causes.updates.updates import explain_update, gradient_behind_adamw
+from echelon.proof.causes.updates.updates import (
+    explain_update,
+    gradient_behind_adamw,
+    stale_versions,
+)
 from echelon.proof.claims.checks import Check
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.evidence.tolerance import float64_tolerance
+from echelon.proof.observed import ObservedRun
 from echelon.proof.oracle.optimizers import OptimizerState, TensorUpdate, update
 from echelon.proof.oracle.oracle import OracleStep, run_oracle
-from echelon.proof.ranks import ObservedShard
+from echelon.proof.ranks import ObservedShard, RankResult
 from echelon.proof.shrink import shrink
-from tests.proof.evidence import replicas
+from tests.parallel.servers.test_server import served_plan
 from tests.proof.layouts import layout
+from tests.proof.replicas import replicas
 
 PLAN = shrink(
     layout(dp=2, accumulation=1, optimizer={"weight_decay": 0.1, "clip_norm": 0.01, "eps": 1e-3}),
@@ -43,7 +52,7 @@ def again(scale: float) -> Parts:
     """Return the update of gradients that were scaled, in the place of clipped, by `scale`."""
 
     def parts(_: TensorUpdate, oracle: OracleStep) -> torch.Tensor:
-        spec = replicas(PLAN).observed.specs[NAME]
+        spec = replicas(PLAN).run.specs[NAME]
         gradient = oracle.gradients[NAME] * (oracle.clip_scale if scale == 0 else scale)
         optimizer, rate = PLAN.mathematics.optimizer, oracle.learning_rate
         value, state = oracle.before[NAME], OptimizerState()
@@ -80,3 +89,51 @@ def test_the_gradient_behind_a_first_update_of_adamw() -> None:
     gradient = torch.tensor([2.0, -0.5, 0.0], dtype=torch.float64)
     step = gradient / (gradient.abs() + 0.25)
     torch.testing.assert_close(gradient_behind_adamw(step, optimizer), gradient)
+
+
+def shard(rank: int, name: str, values: torch.Tensor, *, primary: bool) -> ObservedShard:
+    """Return a whole parameter as a rank gives it."""
+    shape = tuple(values.shape)
+    return ObservedShard(
+        rank=rank,
+        kind="parameters",
+        step=0,
+        name=name,
+        global_shape=shape,
+        offset=(0,) * len(shape),
+        primary=primary,
+        tensor=values,
+    )
+
+
+def evidence_of(
+    plan: Plan, oracle: OracleStep, *, workers: torch.Tensor, name: str
+) -> PlanEvidence:
+    """Return what is seen where a server is right, and workers have these values."""
+    right = oracle.after[name]
+    results = [
+        RankResult(rank=0, reports=(), shards=(shard(0, name, workers, primary=True),)),
+        RankResult(rank=1, reports=(), shards=(shard(1, name, right, primary=False),)),
+    ]
+    observed = ObservedRun(plan, results)
+    return PlanEvidence(
+        plan=plan,
+        reference_plan=plan,
+        steps=(oracle,),
+        run=observed,
+        tolerance=float64_tolerance(),
+    )
+
+
+def test_a_stale_version_is_named() -> None:
+    """S06: servers have the update, workers the values before."""
+    plan = shrink(served_plan(1, 1), precision="fp64")
+    (oracle,) = run_oracle(plan, 1)
+    name = parameters(plan.model)[0].name
+
+    stale = evidence_of(plan, oracle, workers=oracle.before[name], name=name)
+    fresh = evidence_of(plan, oracle, workers=oracle.after[name], name=name)
+
+    (finding,) = stale_versions(stale, oracle, name)
+    assert (finding.factor, finding.axis) == ("stale", "servers")
+    assert not list(stale_versions(fresh, oracle, name))

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from echelon.proof.evidence.captured import LogicalParameters
+from echelon.proof.evidence.mesh import NamedMesh
 from echelon.proof.verify.case import OnRank
-from echelon.proof.verify.named_mesh import NamedMesh
 from echelon.proof.verify.placement.deepspeed import is_deepspeed
-from echelon.proof.verify.placement.located import LogicalParameters
 from echelon.proof.verify.placement.names import NameTable
 from echelon.proof.verify.placement.program import open_program
 from tests.proof.verify.planted_programs import fresh_proof_of

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from echelon.core.plan import Zero, ZeroStage
-from echelon.layout.modules.tensor import TensorPiece
+from echelon.layout.modules import TensorPiece
 from echelon.parallel.module.tensor.layers import cut_values, join_values
+from echelon.proof.evidence.mesh import NamedMesh
 from echelon.proof.verify.case import OnRank
-from echelon.proof.verify.named_mesh import NamedMesh
 from echelon.proof.verify.placement.echelon import EchelonStore, cut_elements
 from echelon.proof.verify.placement.names import NameTable
 from echelon.proof.verify.placement.program import open_program

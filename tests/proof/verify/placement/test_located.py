@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from echelon.proof.verify.placement.located import (
-    LogicalParameters,
-    equal_slice,
-    fused,
-    located,
-    padded,
-)
+from echelon.proof.evidence.captured import LogicalParameters
+from echelon.proof.verify.placement.located import equal_slice, fused, located, padded
 
 LOGICAL = LogicalParameters(shapes={"a": (4, 3), "b": (2, 3)}, aliases={"tied": "a"})
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from echelon.core.errors import ConfigError
+from echelon.proof.evidence.captured import LogicalParameters
+from echelon.proof.evidence.mesh import NamedMesh
 from echelon.proof.verify.case import OnRank
-from echelon.proof.verify.named_mesh import NamedMesh
-from echelon.proof.verify.placement.located import LogicalParameters
 from echelon.proof.verify.placement.megatron import MegatronStore, is_megatron
 from echelon.proof.verify.placement.names import NameTable
 from echelon.proof.verify.placement.program import Program, open_program

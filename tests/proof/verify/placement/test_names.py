@@ -6,9 +6,9 @@ import pytest
 from torch import nn
 
 from echelon.core.errors import ConfigError
+from echelon.proof.evidence.captured import LogicalParameters
+from echelon.proof.evidence.mesh import NamedMesh
 from echelon.proof.verify.case import Fused, Logical, Names
-from echelon.proof.verify.named_mesh import NamedMesh
-from echelon.proof.verify.placement.located import LogicalParameters
 from echelon.proof.verify.placement.names import NameTable
 
 SHAPES = {

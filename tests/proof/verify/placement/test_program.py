@@ -8,9 +8,9 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from echelon.core.errors import ConfigError
+from echelon.proof.evidence.captured import LogicalParameters
+from echelon.proof.evidence.mesh import NamedMesh
 from echelon.proof.verify.case import OnRank
-from echelon.proof.verify.named_mesh import NamedMesh
-from echelon.proof.verify.placement.located import LogicalParameters
 from echelon.proof.verify.placement.names import NameTable
 from echelon.proof.verify.placement.program import open_program, plain_name, torch_optimizer
 

@@ -12,9 +12,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 from echelon.launch.context import RankContext
 from echelon.launch.local.supervisor import RankPool
+from echelon.proof.evidence.captured import LogicalParameters
+from echelon.proof.evidence.mesh import NamedMesh
 from echelon.proof.verify.case import OnRank
-from echelon.proof.verify.named_mesh import NamedMesh
-from echelon.proof.verify.placement.located import LogicalParameters
 from echelon.proof.verify.placement.names import NameTable
 from echelon.proof.verify.placement.program import open_program
 from echelon.proof.verify.placement.torch_store import TorchStore, placed_elements

@@ -7,10 +7,9 @@ from echelon.core.attention_mask import AttentionMask, Placement
 from echelon.core.units import binary_bytes, decimal_bytes
 from echelon.cost.bytes.model_sizes import attention_merge_errors, kv_bytes, model_states
 from echelon.layout.context_work import pairs_between
-from echelon.page.document import Fact
-from echelon.page.figures import HeatFigure, HeatRow
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.lesson import Fold, FoldsFigure, Frame, Lesson, LessonControl, Scene
+from echelon.planner.view.document import Fact, HeatFigure, HeatRow
 
 TOKENS = 16  # of the example
 RANKS = 4  # that share it out

@@ -9,10 +9,9 @@ from inspect import cleandoc
 from echelon.handbook.errata.claims import GUIDES, PublishedClaim, Verdict, all_claims
 from echelon.handbook.glossary import GlossaryTable, glossary_tables
 from echelon.handbook.sources import SOURCES
-from echelon.page.document import Fact
-from echelon.page.figures import DataTable
 from echelon.page.lessons.corrections import correction_of
 from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
+from echelon.planner.view.document import DataTable, Fact
 from echelon.telemetry import bubble
 
 VERDICTS: dict[str, Verdict] = {"is wrong": "wrong", "holds only at times": "ambiguous"}

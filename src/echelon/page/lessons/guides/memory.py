@@ -12,8 +12,6 @@ from echelon.cost.bytes.model_sizes import (
     model_states,
     states_formula,
 )
-from echelon.page.document import Fact
-from echelon.page.figures import DataTable
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.lesson import (
     DiagramFigure,
@@ -27,6 +25,7 @@ from echelon.page.lessons.lesson import (
     Tile,
     choices,
 )
+from echelon.planner.view.document import DataTable, Fact
 
 WEIGHTS = {"7B": 7_000_000_000, "13B": 13_000_000_000, "70B": 70_000_000_000}
 RANKS = (1, 4, 8, 64)  # data ranks

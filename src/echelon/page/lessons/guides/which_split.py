@@ -10,8 +10,6 @@ from echelon.config.load import load_job
 from echelon.handbook.guides.situation import PlanSituation
 from echelon.handbook.guides.strategy import Strategy
 from echelon.handbook.guides.trees import TREES, DecisionTree
-from echelon.page.document import Fact
-from echelon.page.figures import DataTable
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.lesson import (
     Frame,
@@ -23,6 +21,7 @@ from echelon.page.lessons.lesson import (
     TreeFigure,
     choices,
 )
+from echelon.planner.view.document import DataTable, Fact
 
 TREE = TREES[0]
 """The tree that asks first whether a model fits one device."""

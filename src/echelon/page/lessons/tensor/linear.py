@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from echelon.core.parameters import ParameterSpec
-from echelon.page.document import Fact
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.lesson import (
     DiagramFigure,
@@ -43,6 +42,7 @@ from echelon.page.lessons.tensor.ranks import (
     sum_fact,
     weights_fact,
 )
+from echelon.planner.view.document import Fact
 
 TOKENS = 2  # rows of the input
 HIDDEN = 2  # features of the input, H

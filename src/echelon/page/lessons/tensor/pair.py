@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.terms import all_gather_bytes, all_reduce_bytes
-from echelon.page.document import Fact
-from echelon.page.figures import DataTable
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.lesson import (
     DiagramFigure,
@@ -34,6 +32,7 @@ from echelon.page.lessons.tensor.ranks import (
     place,
     sum_fact,
 )
+from echelon.planner.view.document import DataTable, Fact
 
 TOKENS = 2  # rows of the input
 HIDDEN = 4  # width of the MLP

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from echelon.core.plan import DTYPE_BYTES
 from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.terms import all_gather_bytes, all_reduce_bytes
-from echelon.page.document import Fact
 from echelon.page.lessons.lesson import LessonControl, Place, Tile
 from echelon.page.lessons.matrices import (
     Matrix,
@@ -21,6 +20,7 @@ from echelon.page.lessons.matrices import (
     product,
     rectified,
 )
+from echelon.planner.view.document import Fact
 
 EVERYWHERE = 0
 """The kind of what every rank has whole; rank r's own parts are of kind r + 1."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from echelon.core.parameters import ParameterSpec
 from echelon.core.units import decimal_bytes
-from echelon.page.document import Fact
-from echelon.page.figures import DataTable
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.lesson import (
     DiagramFigure,
@@ -32,6 +30,7 @@ from echelon.page.lessons.tensor.ranks import (
     place,
     sum_fact,
 )
+from echelon.planner.view.document import DataTable, Fact
 
 TOKENS = 2048  # tokens of a microbatch
 FIRST = 4096  # features of the input

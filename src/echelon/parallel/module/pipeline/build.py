@@ -30,8 +30,7 @@ from echelon.core.rulebook.module import (
     MODULE_SHARED,
     MODULE_SPLIT,
 )
-from echelon.layout.module_buckets import ROOT
-from echelon.layout.modules.stages import StagedParameter, plan_stage_buckets
+from echelon.layout.modules import ROOT, StagedParameter, plan_stage_buckets
 from echelon.layout.stage import RankPart, part_of
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.data import GradientReduction

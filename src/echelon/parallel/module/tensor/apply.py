@@ -12,7 +12,7 @@ from torch import nn
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.core.rulebook.module import MODULE_TENSOR_GUESS
-from echelon.layout.modules.tensor import UNSPLIT
+from echelon.layout.modules import UNSPLIT
 from echelon.parallel.module.tensor.guess import guess_rules
 from echelon.parallel.module.tensor.layers import TensorLink, cut_parameters, replace_layers
 from echelon.parallel.module.tensor.ranks import watch_first_batch, watch_first_stream

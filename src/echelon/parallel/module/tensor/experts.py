@@ -26,7 +26,7 @@ from torch import nn
 
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.module import MODULE_TENSOR_SPLIT
-from echelon.layout.modules.tensor import StackedExperts
+from echelon.layout.modules import StackedExperts
 from echelon.parallel.expert.router import TokenRouting
 from echelon.parallel.expert.token_dispatcher import FlatTokenDispatcher
 from echelon.parallel.transport.collectives import Group

@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.module import MODULE_SEQUENCE
-from echelon.layout.modules.tensor import CUT_INPUTS, CUT_OUTPUTS, SequenceRegion, TensorPiece
+from echelon.layout.modules import CUT_INPUTS, CUT_OUTPUTS, SequenceRegion, TensorPiece
 from echelon.parallel.module.tensor.experts import SplitExperts
 from echelon.parallel.module.tensor.split import LayerSplit, SplitPlan, is_transposed
 from echelon.parallel.transport.collectives import Group

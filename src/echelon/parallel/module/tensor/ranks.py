@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten
 
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.module import MODULE_TENSOR_RANKS
-from echelon.layout.modules.tensor import ModuleSplit
+from echelon.layout.modules import ModuleSplit
 from echelon.parallel.module.tensor.layers import TensorLink
 from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Group

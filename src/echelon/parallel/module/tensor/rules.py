@@ -26,7 +26,7 @@ from torch import nn
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.rulebook.module import MODULE_TENSOR_RULES
 from echelon.core.rules import did_you_mean
-from echelon.layout.modules.tensor import Kind
+from echelon.layout.modules import Kind
 
 Parts = int | Sequence[int]
 """How many equal parts of a layer are cut one by one, or their sizes."""

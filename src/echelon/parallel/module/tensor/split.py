@@ -13,7 +13,7 @@ from torch import nn
 
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.rulebook.module import MODULE_SEQUENCE, MODULE_TENSOR_SPLIT
-from echelon.layout.modules.tensor import (
+from echelon.layout.modules import (
     CUT_INPUTS,
     CUT_OUTPUTS,
     ModuleSplit,

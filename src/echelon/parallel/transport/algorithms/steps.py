@@ -80,8 +80,3 @@ def gather_steps_of(sums: SumGroup, num_elements: int) -> tuple[Step, ...]:
 def _made(runner: str, sums: SumGroup, num_elements: int) -> tuple[Step, ...]:
     make: StepMaker = load_reference(runner)
     return make(Member(place=sums.place, size=sums.size, per_node=sums.per_node), num_elements)
-
-
-def num_sent(steps: tuple[Step, ...]) -> int:
-    """Return how many elements the member sends in all steps."""
-    return sum(part.length for step in steps for _, part in step.sends)

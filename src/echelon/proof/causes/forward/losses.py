@@ -19,18 +19,14 @@ from echelon.core.plan import Plan
 from echelon.layout.buckets import shard_degree, unit_of
 from echelon.proof.causes.context_parts import means_by_context_rank
 from echelon.proof.causes.factors import known_factors, named_factor, tokens_of_replicas
-from echelon.proof.causes.finding import (
-    ROUNDING,
-    ProofFinding,
-    index_in_group,
-    shard_axis,
-    with_distinguishing_axis,
-)
+from echelon.proof.causes.finding import ROUNDING, ProofFinding, with_distinguishing_axis
 from echelon.proof.causes.forward.context import context_variants, row_variants
 from echelon.proof.causes.forward.experts import expert_variants
 from echelon.proof.causes.forward.variants import Values, Variant, dropout_variants, variants
-from echelon.proof.claims.checks import Check, Evidence
-from echelon.proof.claims.factor_fit import furthest_value, nearly_equal
+from echelon.proof.claims.checks import Check
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.evidence.fits import furthest_value, nearly_equal
+from echelon.proof.evidence.groups import index_in_group, shard_axis
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.oracle import (
     MicrobatchKey,
@@ -46,10 +42,10 @@ Losses = Mapping[MicrobatchKey, float]
 _SAME = 1e-7  # relative difference
 
 
-def explain_microbatch_losses(evidence: Evidence, failure: Check) -> ProofFinding:
+def explain_microbatch_losses(evidence: PlanEvidence, failure: Check) -> ProofFinding:
     """Return the mistake behind wrong losses of microbatches."""
-    oracle = evidence.oracle[failure.step]
-    reported = evidence.observed.microbatch_losses(failure.step)
+    oracle = evidence.steps[failure.step]
+    reported = evidence.run.microbatch_losses(failure.step)
     for slot, values in reported.items():
         if any(abs(value - values[0][0]) > _SAME * abs(value) for value, _ in values):
             says = f"tensor ranks disagree on the loss of dp {slot[0]} microbatch {slot[1]}"
@@ -101,7 +97,7 @@ def _moved(right: Losses, observed: Losses) -> ProofFinding | None:
     return ProofFinding("order", says, "microbatches") if moved else None
 
 
-def _mixed_up(evidence: Evidence, oracle: OracleStep, observed: Losses) -> ProofFinding | None:
+def _mixed_up(evidence: PlanEvidence, oracle: OracleStep, observed: Losses) -> ProofFinding | None:
     """Find the activations of one microbatch beside the labels of another."""
     plan = evidence.reference_plan
     count = plan.num_microbatches
@@ -143,7 +139,9 @@ def _with_labels(plan: Plan, batch: ProofBatch, shift: int) -> ProofBatch:
     return replace(batch, labels_BT=rolled)
 
 
-def _known_mistake(evidence: Evidence, oracle: OracleStep, observed: Losses) -> ProofFinding | None:
+def _known_mistake(
+    evidence: PlanEvidence, oracle: OracleStep, observed: Losses
+) -> ProofFinding | None:
     """Find a mistake that gives the losses of all microbatches, or of some beside right ones."""
     plan = evidence.reference_plan
     batch = global_batch(plan, oracle.step)
@@ -186,10 +184,10 @@ def _limited_to_replicas(
     return replace(finding, description=says, axis=finding.axis or "dp")
 
 
-def explain_loss(evidence: Evidence, failure: Check) -> ProofFinding:
+def explain_loss(evidence: PlanEvidence, failure: Check) -> ProofFinding:
     """Return what is wrong with the loss of the global batch, its microbatches being right."""
-    oracle = evidence.oracle[failure.step]
-    values = [report.loss for report in evidence.observed.reports(failure.step)]
+    oracle = evidence.steps[failure.step]
+    values = [report.loss for report in evidence.run.reports(failure.step)]
     wrong = furthest_value(values, oracle.loss)
     if nearly_equal(wrong / oracle.loss, 1.0):
         return ProofFinding("none", ROUNDING)
@@ -198,7 +196,7 @@ def explain_loss(evidence: Evidence, failure: Check) -> ProofFinding:
 
 
 def _means(
-    evidence: Evidence, oracle: OracleStep, values: Sequence[float]
+    evidence: PlanEvidence, oracle: OracleStep, values: Sequence[float]
 ) -> Iterator[ProofFinding]:
     """Find a mean of means, or the mean of one of them, in the place of the loss."""
     mesh, losses = evidence.plan.mesh, oracle.microbatch_losses
@@ -225,10 +223,10 @@ def _means(
                 yield ProofFinding("missing sum", says, axis, value=value / oracle.loss)
 
 
-def explain_scale(evidence: Evidence, failure: Check) -> ProofFinding:
+def explain_scale(evidence: PlanEvidence, failure: Check) -> ProofFinding:
     """Return who missed an overflow, or skipped a step without one, or scaled otherwise."""
-    plan, oracle = evidence.plan, evidence.oracle[failure.step]
-    reports = evidence.observed.reports(failure.step)
+    plan, oracle = evidence.plan, evidence.steps[failure.step]
+    reports = evidence.run.reports(failure.step)
     wrong = [r for r, one in enumerate(reports) if one.skipped not in (None, oracle.skipped)]
     if not wrong:
         scales = [one.loss_scale for one in reports if one.loss_scale is not None]
@@ -243,15 +241,15 @@ def explain_scale(evidence: Evidence, failure: Check) -> ProofFinding:
         if len(wrong) < len(reports):
             finding = ProofFinding("overflow not agreed", f"{says}, which other ranks skip")
     finding = replace(finding, ranks=tuple(wrong))
-    return with_distinguishing_axis(plan, finding, wrong, range(len(reports)))
+    return with_distinguishing_axis(evidence.axes(), finding, wrong, range(len(reports)))
 
 
-def outdated_parameter_variants(evidence: Evidence, oracle: OracleStep) -> Iterator[Variant]:
+def outdated_parameter_variants(evidence: PlanEvidence, oracle: OracleStep) -> Iterator[Variant]:
     """Return the forward passes of `oracle` in which some values are those of the step before."""
     plan = evidence.reference_plan
-    if not oracle.step or evidence.oracle[oracle.step - 1].skipped:
+    if not oracle.step or evidence.steps[oracle.step - 1].skipped:
         return
-    old, new = evidence.oracle[oracle.step - 1].before, oracle.before
+    old, new = evidence.steps[oracle.step - 1].before, oracle.before
     units: dict[str, list[str]] = {}
     for name in new:
         units.setdefault(unit_of(name), []).append(name)
@@ -270,7 +268,7 @@ def outdated_parameter_variants(evidence: Evidence, oracle: OracleStep) -> Itera
         yield variant(unit, names, axis, "it was")
     among = "edp_shard" if shard_degree(plan, expert=True) > 1 else ""
     for unit, names in units.items():
-        experts = [name for name in names if evidence.observed.specs[name].expert is not None]
+        experts = [name for name in names if evidence.run.specs[name].expert is not None]
         if experts:
             yield variant(f"the experts of {unit}", experts, among, "they were")
     for index in range(num_slices if num_slices > 1 else 0):
@@ -291,12 +289,12 @@ def with_old_values(
     return {**new, **changed}
 
 
-def _slices(evidence: Evidence, step: int, index: int) -> dict[str, torch.Tensor]:
+def _slices(evidence: PlanEvidence, step: int, index: int) -> dict[str, torch.Tensor]:
     """Return which elements the ranks at place `index` of the slices update."""
-    observed = evidence.observed
+    observed = evidence.run
     where = {n: torch.zeros(spec.shape, dtype=torch.bool) for n, spec in observed.specs.items()}
     for name, mask in where.items():
-        for piece in observed.shards("gradients", step, name):
+        for piece in observed.parts("gradients", step, name):
             if index_in_group(evidence.plan, piece.rank, SHARD_AXES) == index:
                 mask[piece.region] = True
     return where

@@ -39,7 +39,7 @@ from echelon.proof.causes.token_ranks import (
     copies_of,
     heads_of_member,
 )
-from echelon.proof.claims.factor_fit import EXPLAINED, fit_basis, nearly_equal
+from echelon.proof.evidence.fits import EXPLAINED, fit_basis, nearly_equal
 from echelon.proof.oracle.losses import router_loss_gradient, whole_loss
 from echelon.proof.oracle.oracle import build_decoder
 from echelon.proof.ranks import ObservedShard
@@ -104,12 +104,12 @@ def _part_of_attention(name: str) -> str:
 
 def _difference(gradient: WrongGradient, found: Mapping[str, torch.Tensor]) -> float:
     """Return the largest error of any piece, relative to the norm of its tensor."""
-    observed, step = gradient.evidence.observed, gradient.oracle.step
+    observed, step = gradient.evidence.run, gradient.oracle.step
     return max(
         float((piece.tensor.double() - whole[piece.region]).norm())
         / max(float(whole.norm()), torch.finfo(torch.float64).tiny)
         for name, whole in found.items()
-        for piece in observed.shards("gradients", step, name)
+        for piece in observed.parts("gradients", step, name)
     )
 
 

@@ -34,8 +34,8 @@ from echelon.proof.causes.gradients.microbatch_weights import (
     sum_of,
 )
 from echelon.proof.causes.token_ranks import token_rows
-from echelon.proof.claims.checks import Evidence
-from echelon.proof.claims.factor_fit import EXPLAINED, fit_basis, nearly_equal
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.evidence.fits import EXPLAINED, fit_basis, nearly_equal
 from echelon.proof.oracle.losses import loss_of_tokens, whole_loss
 from echelon.proof.oracle.oracle import OracleStep, build_decoder
 from echelon.proof.oracle.routing import routing_losses
@@ -161,7 +161,7 @@ SCOPE_AXES = {"data": "dp", "context": "cp", "tensor": "tp", "microbatch": "micr
 
 
 def wrong_shares(
-    evidence: Evidence, oracle: OracleStep, model: Decoder
+    evidence: PlanEvidence, oracle: OracleStep, model: Decoder
 ) -> Iterator[tuple[ProofFinding, torch.Tensor]]:
     """Yield wrong auxiliary losses of a model that has run, the narrowest scopes first.
 
@@ -172,7 +172,7 @@ def wrong_shares(
     now = {layer: one.chosen_NK for layer, one in model.operations.routing.routed.items()}
     if scope == "global":
         if oracle.step:
-            before = evidence.oracle[oracle.step - 1].routed
+            before = evidence.steps[oracle.step - 1].routed
             last = {layer: flat(one.picked_BTK) for layer, one in before.items()}
             for names in _scopes(plan, *SCOPE_AXES):
                 yield _finding(names), aux_loss(plan, model, last, rows.scope(*names))
@@ -294,7 +294,7 @@ class ReroutedRecompute(Operations):
         return y_ND + (right_ND - y_ND).detach()
 
 
-def backward_variants(evidence: Evidence, oracle: OracleStep) -> Iterator[Variant]:
+def backward_variants(evidence: PlanEvidence, oracle: OracleStep) -> Iterator[Variant]:
     """Yield the mistakes that are made in backward alone."""
     plan = evidence.reference_plan
     if plan.layout.experts.expert_tp > 1:
@@ -306,7 +306,7 @@ def backward_variants(evidence: Evidence, oracle: OracleStep) -> Iterator[Varian
             "the biases of the next step": oracle.routing_after.biases,
         }
         if oracle.step:
-            last = evidence.oracle[oracle.step - 1].routing.biases
+            last = evidence.steps[oracle.step - 1].routing.biases
             biases["the biases of the step before"] = last
         for which, other in biases.items():
             says = f"what is recomputed is routed anew, by {which}"

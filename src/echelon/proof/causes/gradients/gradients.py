@@ -22,13 +22,7 @@ from echelon.core.axis import SHARD_AXES, Axis
 from echelon.core.plan import Plan
 from echelon.layout.buckets import shard_degree, slice_index
 from echelon.proof.causes.factors import known_factors, name_factor
-from echelon.proof.causes.finding import (
-    ProofFinding,
-    group_of,
-    named_groups,
-    shard_axis,
-    with_distinguishing_axis,
-)
+from echelon.proof.causes.finding import ProofFinding, with_distinguishing_axis
 from echelon.proof.causes.gradients.context import (
     attribute_to_head_copies,
     context_rank_weights,
@@ -40,25 +34,32 @@ from echelon.proof.causes.gradients.microbatch_weights import (
     explain_weights,
     fit_microbatch_weights,
     replica_gradients,
-    sum_of,
 )
 from echelon.proof.causes.gradients.norm_layers import missing_rows
+from echelon.proof.causes.gradients.sums import missing_sums
 from echelon.proof.causes.places import describe_slice, told_by_slice, wrong_elements
-from echelon.proof.claims.checks import Check, Evidence, dp_rank_of
-from echelon.proof.claims.factor_fit import EXPLAINED, fit_basis, fit_factor, relative_residual
+from echelon.proof.claims.checks import Check, dp_rank_of
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.evidence.fits import (
+    EXPLAINED,
+    fit_basis,
+    fit_factor,
+    relative_residual,
+)
+from echelon.proof.evidence.groups import shard_axis
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.losses import whole_loss
 from echelon.proof.oracle.oracle import OracleStep, build_decoder, contributions
 from echelon.proof.ranks import ObservedShard
 
 
-def explain_gradient(evidence: Evidence, failure: Check) -> ProofFinding:
+def explain_gradient(evidence: PlanEvidence, failure: Check) -> ProofFinding:
     """Return what is wrong with a gradient, and the ranks that hold it wrong."""
     step, name = failure.step, failure.subject
-    oracle, observed = evidence.oracle[step], evidence.observed
+    oracle, observed = evidence.steps[step], evidence.run
     right = oracle.gradients[name]
     expert = observed.specs[name].expert is not None
-    pieces = observed.shards("gradients", step, name)
+    pieces = observed.parts("gradients", step, name)
     allowed = evidence.tolerance.allowed("gradients", step, name) * float(right.norm())
     wrong = [p for p in pieces if not float((p.tensor - right[p.region]).norm()) <= allowed / 2]
     # A slice may be a few elements of a row, from which little can be told.
@@ -79,7 +80,7 @@ def explain_gradient(evidence: Evidence, failure: Check) -> ProofFinding:
         odd = wrong_elements(observed.whole("gradients", step, name), right, share)
         finding = told_by_slice(ProofFinding("none", says), describe_slice(odd))
     holders = {piece.rank for piece in pieces}
-    told = with_distinguishing_axis(evidence.plan, finding, ranks, holders, expert=expert)
+    told = with_distinguishing_axis(evidence.axes(name), finding, ranks, holders)
     return replace(told, ranks=ranks)
 
 
@@ -102,30 +103,16 @@ def _findings(gradient: WrongGradient) -> Iterator[ProofFinding]:
 
 
 def _missing_sum(gradient: WrongGradient) -> Iterator[ProofFinding]:
-    """Find copies that differ along one axis and, where they do, add up to the right gradient.
-
-    Of a weight that every rank has whole, some rows may be used by all heads alike, others not.
-    """
-    plan = gradient.evidence.plan
-    expert = gradient.spec.expert is not None
-    by_place = {(piece.rank, piece.offset): piece for piece in gradient.wrong}
-    first = gradient.wrong[0]
-    for axis, groups in named_groups(plan, expert=expert):
-        group = group_of(groups, first.rank)
-        copies = [by_place.get((rank, first.offset)) for rank in group]
-        held = [piece.tensor for piece in copies if piece is not None]
-        if len(held) < 2 or all(torch.equal(held[0], other) for other in held[1:]):
-            continue
-        if any(tensor.shape != held[0].shape for tensor in held):
-            continue
-        right = gradient.right[first.region]
-        alike = torch.stack([other == held[0] for other in held]).all(0)
-        residual = relative_residual(torch.where(alike, held[0], sum_of(held)).double(), right)
-        if residual < EXPLAINED:
-            some = " in some rows" * bool(alike.any())
-            says = f"copies differ along {axis}{some} and add up to the right one there: "
-            says += "their sum is missing"
-            yield ProofFinding("missing sum", says, axis, residual=residual)
+    """Find copies whose sum is missing, the ranks of the largest wrong piece first."""
+    held: dict[int, torch.Tensor] = {}
+    for piece in gradient.wrong:
+        whole = torch.full(gradient.right.shape, torch.nan, dtype=torch.float64)
+        if piece.rank in held:
+            whole = held[piece.rank].reshape(whole.shape)
+        piece.put_into(whole)
+        held[piece.rank] = whole.reshape(-1)
+    right = gradient.right.double().reshape(-1)
+    yield from missing_sums(gradient.evidence.sums(gradient.name), held, right, EXPLAINED)
 
 
 def _scalar(gradient: WrongGradient) -> Iterator[ProofFinding]:
@@ -150,7 +137,7 @@ def _microbatch_mixture(gradient: WrongGradient) -> Iterator[ProofFinding]:
     for piece in gradient.wrong[:4]:
         before = None
         if step:
-            before = evidence.oracle[step - 1].gradients[gradient.name][piece.region]
+            before = evidence.steps[step - 1].gradients[gradient.name][piece.region]
         own = {slot: part[gradient.name][piece.region] for slot, part in parts.items()}
         mixture = fit_microbatch_weights(piece.tensor, own, before)
         if mixture is None or mixture.right:
@@ -319,7 +306,7 @@ def _owners(gradient: WrongGradient, piece: ObservedShard) -> set[int]:
     start = piece.tensor.reshape(-1)[: 2 * _LEAST].double()
     if start.numel() < _LEAST or not float(start.norm()):
         return set()
-    observed, oracle = gradient.evidence.observed, gradient.oracle
+    observed, oracle = gradient.evidence.run, gradient.oracle
     for name, right in oracle.gradients.items():
         flat = right.double().reshape(-1)
         if flat.numel() < start.numel():
@@ -329,6 +316,6 @@ def _owners(gradient: WrongGradient, piece: ObservedShard) -> set[int]:
             whose = torch.zeros(flat.numel(), dtype=torch.bool)
             whose[at] = True
             first = whose.view(right.shape)
-            others = observed.shards("gradients", oracle.step, name)
+            others = observed.parts("gradients", oracle.step, name)
             return {other.rank for other in others if bool(first[other.region].any())}
     return set()

@@ -19,8 +19,8 @@ from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
 from echelon.proof.causes.factors import Factor, name_factor
 from echelon.proof.causes.finding import ProofFinding
-from echelon.proof.claims.checks import Evidence
-from echelon.proof.claims.factor_fit import EXPLAINED, fit_basis, nearly_equal, relative_residual
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.evidence.fits import EXPLAINED, fit_basis, nearly_equal, relative_residual
 from echelon.proof.oracle.oracle import MicrobatchKey, OracleStep, contributions
 from echelon.proof.ranks import ObservedShard
 
@@ -31,7 +31,7 @@ Weights = Mapping[MicrobatchKey, float]
 class WrongGradient:
     """Hold one wrong gradient and all that it is compared with."""
 
-    evidence: Evidence
+    evidence: PlanEvidence
     oracle: OracleStep
     name: str
     shards: Sequence[ObservedShard]
@@ -41,7 +41,7 @@ class WrongGradient:
     @property
     def spec(self) -> ParameterSpec:
         """Return the parameter that it is the gradient of."""
-        return self.evidence.observed.specs[self.name]
+        return self.evidence.run.specs[self.name]
 
     @property
     def right(self) -> torch.Tensor:

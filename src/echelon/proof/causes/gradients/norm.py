@@ -14,16 +14,18 @@ from echelon.cost.bytes.servers import SERVERS_AXIS
 from echelon.layout.buckets import data_degree
 from echelon.layout.stage import pieces_of
 from echelon.proof.causes.factors import Factor, named_factor
-from echelon.proof.causes.finding import ROUNDING, ProofFinding, index_in_group, shard_axis
-from echelon.proof.claims.checks import Check, Evidence
-from echelon.proof.claims.factor_fit import furthest_value, nearly_equal
+from echelon.proof.causes.finding import ROUNDING, ProofFinding
+from echelon.proof.claims.checks import Check
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.evidence.fits import furthest_value, nearly_equal
+from echelon.proof.evidence.groups import index_in_group, shard_axis
 from echelon.proof.oracle.oracle import OracleStep
 
 
-def explain_norm(evidence: Evidence, failure: Check) -> ProofFinding:
+def explain_norm(evidence: PlanEvidence, failure: Check) -> ProofFinding:
     """Return what the wrong gradient norm is the norm of."""
-    oracle = evidence.oracle[failure.step]
-    values = [report.grad_norm for report in evidence.observed.reports(failure.step)]
+    oracle = evidence.steps[failure.step]
+    values = [report.grad_norm for report in evidence.run.reports(failure.step)]
     wrong = furthest_value(values, oracle.grad_norm)
     if nearly_equal(wrong / oracle.grad_norm, 1.0):
         return ProofFinding("none", ROUNDING)
@@ -32,7 +34,7 @@ def explain_norm(evidence: Evidence, failure: Check) -> ProofFinding:
     )
 
 
-def name_norm(evidence: Evidence, oracle: OracleStep, norm: float) -> ProofFinding | None:
+def name_norm(evidence: PlanEvidence, oracle: OracleStep, norm: float) -> ProofFinding | None:
     """Return which part of the gradient a norm is the norm of; None where it is of no part."""
     whole = oracle.grad_norm
     for part in (*norms_of_parts(evidence.plan, oracle), *_norms_of_ranks(evidence, oracle)):
@@ -115,9 +117,9 @@ def _of_experts(
         yield f"with experts counted {degree} times", dense + degree * sum(squares), axis
 
 
-def _norms_of_ranks(evidence: Evidence, oracle: OracleStep) -> list[Factor]:
+def _norms_of_ranks(evidence: PlanEvidence, oracle: OracleStep) -> list[Factor]:
     """Return the norms of the slices of each rank, and of one data rank's in all groups."""
-    observed, plan = evidence.observed, evidence.plan
+    observed, plan = evidence.run, evidence.plan
     cut = plan.layout.zero.stage and plan.mesh.degree(*SHARD_AXES) > 1
     if not cut and not plan.mesh.servers:
         return []
@@ -125,7 +127,7 @@ def _norms_of_ranks(evidence: Evidence, oracle: OracleStep) -> list[Factor]:
     shards: dict[str, float] = defaultdict(float)
     ranks: dict[str, float] = defaultdict(float)
     for name in observed.specs:
-        for piece in observed.shards("gradients", oracle.step, name):
+        for piece in observed.parts("gradients", oracle.step, name):
             square = float(oracle.gradients[name][piece.region].double().square().sum())
             ranks[f"rank {piece.rank}"] += square
             if piece.primary and not plan.mesh.servers:

@@ -20,8 +20,8 @@ from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.causes.gradients.microbatch_weights import WrongGradient
 from echelon.proof.causes.token_ranks import token_rows
 from echelon.proof.claims.activation_checks import ActivationCopy
-from echelon.proof.claims.checks import Evidence
-from echelon.proof.claims.factor_fit import EXPLAINED, relative_residual
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.evidence.fits import EXPLAINED, relative_residual
 from echelon.proof.oracle.oracle import OracleStep
 
 _FITS = 1e-9  # relative residual
@@ -33,7 +33,7 @@ _STEADY = 1e-3  # relative spread of an epsilon over tokens
 
 
 def explain_norm_layer(
-    oracle: OracleStep, name: str, wrong: Sequence[ActivationCopy], evidence: Evidence
+    oracle: OracleStep, name: str, wrong: Sequence[ActivationCopy], evidence: PlanEvidence
 ) -> Iterator[ProofFinding]:
     """Find the formula of a norm that gives the wrong output of one."""
     read_BTD = _input_of(oracle, name)
@@ -123,7 +123,7 @@ def missing_rows(gradient: WrongGradient) -> Iterator[ProofFinding]:
         yield ProofFinding("rows missing", says, residual=left)
 
 
-def parts_of_tokens(evidence: Evidence, oracle: OracleStep, name: str) -> torch.Tensor | None:
+def parts_of_tokens(evidence: PlanEvidence, oracle: OracleStep, name: str) -> torch.Tensor | None:
     """Return what each token adds to the gradient of a norm's weight or bias; None of others."""
     site, _, part = name.rpartition(".")
     read_BTD = _input_of(oracle, site) if site in oracle.activation_gradients else None

@@ -16,7 +16,7 @@ from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Optimizer
 from echelon.layout.stage import decays, update_rule_of
 from echelon.proof.causes.finding import ProofFinding
-from echelon.proof.claims.factor_fit import EXPLAINED, fit_basis, nearly_equal, relative_residual
+from echelon.proof.evidence.fits import EXPLAINED, fit_basis, nearly_equal, relative_residual
 from echelon.proof.oracle.optimizers import OptimizerState, TensorUpdate, update
 from echelon.proof.oracle.oracle import OracleStep
 

@@ -21,9 +21,10 @@ import torch
 from echelon.core.axis import Axis
 from echelon.core.choices.local_sgd import OUTER_BLOCK
 from echelon.proof.causes.finding import ProofFinding
-from echelon.proof.claims.checks import Check, Evidence, RoundsEvidence
-from echelon.proof.claims.factor_fit import EXPLAINED
-from echelon.proof.claims.outer_checks import OUTER_PARAMETERS
+from echelon.proof.claims.checks import Check
+from echelon.proof.claims.islands import OUTER_PARAMETERS
+from echelon.proof.claims.plan_evidence import PlanEvidence, RoundsEvidence
+from echelon.proof.evidence.fits import EXPLAINED
 from echelon.proof.oracle.local_sgd import OuterStep
 
 _AXIS = Axis.DP_REPLICATE.value
@@ -40,7 +41,7 @@ class _Weights:
     residual: float
 
 
-def explain_outer(evidence: Evidence, failure: Check) -> ProofFinding:
+def explain_outer(evidence: PlanEvidence, failure: Check) -> ProofFinding:
     """Name a wrong outer step by the weights that what islands moved has in it."""
     rounds = evidence.rounds
     assert rounds is not None, "the claim is one of islands"
@@ -93,10 +94,10 @@ def _named(rounds: RoundsEvidence, one: OuterStep, found: _Weights) -> ProofFind
     return None
 
 
-def _fit(evidence: Evidence, rounds: RoundsEvidence, one: OuterStep) -> _Weights:
+def _fit(evidence: PlanEvidence, rounds: RoundsEvidence, one: OuterStep) -> _Weights:
     """Return by which weights known vectors add up to what an outer step took, over its rate."""
     names = one.changed
-    after = {n: evidence.observed.whole(OUTER_PARAMETERS, one.step, n) for n in names}
+    after = {n: evidence.run.whole(OUTER_PARAMETERS, one.step, n) for n in names}
     took = _flat([one.before[n].double() - after[n] for n in names]) / (
         rounds.local.outer_learning_rate
     )
@@ -110,7 +111,7 @@ def _fit(evidence: Evidence, rounds: RoundsEvidence, one: OuterStep) -> _Weights
     return _Weights(islands, float(weights[-1]) if has_momentum else 0.0, left)
 
 
-def _fits_by_block(evidence: Evidence, rounds: RoundsEvidence, one: OuterStep) -> bool:
+def _fits_by_block(evidence: PlanEvidence, rounds: RoundsEvidence, one: OuterStep) -> bool:
     """Return whether every block of some rows is a sum of what islands moved, with other weights.
 
     Blocks of few numbers are, whatever they hold, and say nothing.
@@ -118,7 +119,7 @@ def _fits_by_block(evidence: Evidence, rounds: RoundsEvidence, one: OuterStep) -
     rate, vectors = rounds.local.outer_learning_rate, len(one.moved) + 1
     looked_at = 0
     for name in one.changed:
-        after = evidence.observed.whole(OUTER_PARAMETERS, one.step, name)
+        after = evidence.run.whole(OUTER_PARAMETERS, one.step, name)
         took = _rows((one.before[name].double() - after) / rate)
         known = [_rows(moved[name].double()) for moved in one.moved]
         known.append(_rows(one.momentum_before[name].double()))

@@ -26,18 +26,19 @@ from echelon.proof.causes.finding import ROUNDING, ProofFinding, with_distinguis
 from echelon.proof.causes.gradients.norm import name_norm
 from echelon.proof.causes.places import describe_slice, told_by_slice, wrong_elements
 from echelon.proof.causes.updates.optimizer_constants import ReplayedUpdate, explain_constants
-from echelon.proof.claims.checks import Check, Evidence
-from echelon.proof.claims.factor_fit import (
+from echelon.proof.claims.checks import Check
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.claims.value_checks import replay
+from echelon.proof.evidence.fits import (
     EXPLAINED,
     fit_basis,
     fit_factor,
     nearly_equal,
     relative_residual,
 )
-from echelon.proof.claims.value_checks import replay
+from echelon.proof.evidence.run import INITIAL
 from echelon.proof.oracle.optimizers import OptimizerState, TensorUpdate, update
 from echelon.proof.oracle.oracle import TORCH_DTYPES, OracleStep
-from echelon.proof.ranks import INITIAL
 
 _EXACT = 1e-9  # relative difference
 
@@ -49,7 +50,7 @@ _OF_SLICES = ("none", "stale", "another's state")
 class WrongUpdate:
     """Hold one wrong update, and where it is wrong."""
 
-    evidence: Evidence
+    evidence: PlanEvidence
     oracle: OracleStep
     name: str
     where: torch.Tensor
@@ -62,25 +63,25 @@ class WrongUpdate:
     @property
     def seen(self) -> torch.Tensor:
         """Return what was added to the elements that are wrong."""
-        return self.evidence.observed.update(self.oracle.step, self.name)[self.where]
+        return self.evidence.run.update(self.oracle.step, self.name)[self.where]
 
     @property
     def odd(self) -> torch.Tensor:
         """Return which elements are wrong by themselves."""
         evidence, step = self.evidence, self.oracle.step
         allowed = evidence.tolerance.allowed("updates", step, self.name)
-        seen = evidence.observed.update(step, self.name)
+        seen = evidence.run.update(step, self.name)
         return wrong_elements(seen, self.oracle.updates[self.name].total, allowed)
 
     def replayed(self, name: str, where: torch.Tensor) -> ReplayedUpdate:
         """Return what the formula can be run again with, for this tensor or one of its shape."""
         evidence, step = self.evidence, self.oracle.step
         return ReplayedUpdate(
-            spec=evidence.observed.specs[name],
+            spec=evidence.run.specs[name],
             optimizer=self.optimizer,
-            steps=tuple(evidence.oracle[: step + 1]),
+            steps=tuple(evidence.steps[: step + 1]),
             where=where,
-            seen=evidence.observed.update(step, self.name)[where],
+            seen=evidence.run.update(step, self.name)[where],
         )
 
     @property
@@ -94,9 +95,9 @@ class WrongUpdate:
         return self.oracle.updates[self.name].decay[self.where].double()
 
 
-def explain_update(evidence: Evidence, failure: Check) -> ProofFinding:
+def explain_update(evidence: PlanEvidence, failure: Check) -> ProofFinding:
     """Return what is wrong with what the optimizer added to a tensor, its gradient being right."""
-    oracle, name = evidence.oracle[failure.step], failure.subject
+    oracle, name = evidence.steps[failure.step], failure.subject
     if oracle.skipped:
         return ProofFinding("not skipped", "updated in a step whose gradients overflowed")
     where, ranks = _wrong_places(evidence, oracle, name)
@@ -109,30 +110,29 @@ def explain_update(evidence: Evidence, failure: Check) -> ProofFinding:
         finding = told_by_slice(finding, describe_slice(wrong.odd))
     # Other tensors of the step count too: all of this one may lie in the slice of one rank.
     every = {r for other in oracle.updates for r in _wrong_places(evidence, oracle, other)[1]}
-    expert = evidence.observed.specs[name].expert is not None
     finding = replace(finding, ranks=tuple(sorted(ranks)))
-    return _told_of(evidence, finding, every, expert=expert)
+    return _told_of(evidence, finding, every, name)
 
 
 def _told_of(
-    evidence: Evidence, finding: ProofFinding, ranks: set[int], *, expert: bool = False
+    evidence: PlanEvidence, finding: ProofFinding, ranks: set[int], name: str = ""
 ) -> ProofFinding:
     """Return the finding with the axis that tells `ranks` from all others."""
     mesh = evidence.plan.mesh
     everyone = mesh.server_ranks or range(mesh.world_size)  # those that update
-    return with_distinguishing_axis(evidence.plan, finding, ranks, everyone, expert=expert)
+    return with_distinguishing_axis(evidence.axes(name), finding, ranks, everyone)
 
 
 def _wrong_places(
-    evidence: Evidence, oracle: OracleStep, name: str
+    evidence: PlanEvidence, oracle: OracleStep, name: str
 ) -> tuple[torch.Tensor, set[int]]:
     """Find where an update is wrong, and the ranks there: who has a gradient updates with it."""
     right = oracle.updates[name].total.double()
-    seen = evidence.observed.update(oracle.step, name)
+    seen = evidence.run.update(oracle.step, name)
     allowed = evidence.tolerance.allowed("updates", oracle.step, name) * float(right.norm())
     where = torch.zeros(right.shape, dtype=torch.bool)
     ranks: set[int] = set()
-    for piece in evidence.observed.shards("gradients", oracle.step, name):
+    for piece in evidence.run.parts("gradients", oracle.step, name):
         if not float((seen[piece.region] - right[piece.region]).norm()) <= allowed / 2:
             where[piece.region] = True
             ranks.add(piece.rank)
@@ -169,7 +169,7 @@ def _findings(wrong: WrongUpdate) -> Iterator[ProofFinding]:
 
 def _other_state(wrong: WrongUpdate) -> Iterator[ProofFinding]:
     """Find another state behind the elements that are wrong, be they few."""
-    specs, name, odd = wrong.evidence.observed.specs, wrong.name, wrong.odd
+    specs, name, odd = wrong.evidence.run.specs, wrong.name, wrong.odd
     rule, shape = update_rule_of(wrong.optimizer, specs[name]), specs[name].shape
     others = [
         wrong.replayed(other, odd)
@@ -184,7 +184,7 @@ def _repeated(wrong: WrongUpdate) -> Iterator[ProofFinding]:
     oracle = wrong.oracle
     for counts in (True, False):
         state = OptimizerState()
-        for before in wrong.evidence.oracle[: oracle.step]:
+        for before in wrong.evidence.steps[: oracle.step]:
             if not before.skipped:
                 _update(wrong, before, before.before[wrong.name], state)
         value = oracle.before[wrong.name]
@@ -202,7 +202,7 @@ def _repeated(wrong: WrongUpdate) -> Iterator[ProofFinding]:
 def _update(
     wrong: WrongUpdate, oracle: OracleStep, value: torch.Tensor, state: OptimizerState
 ) -> TensorUpdate:
-    spec = wrong.evidence.observed.specs[wrong.name]
+    spec = wrong.evidence.run.specs[wrong.name]
     gradient = oracle.gradients[wrong.name].to(value.dtype) * oracle.clip_scale
     return update(spec, value, gradient, state, wrong.optimizer, oracle.learning_rate)
 
@@ -281,7 +281,7 @@ def _scale_behind(wrong: WrongUpdate) -> tuple[float, float]:
 
     Later steps cannot be inverted, nor those of some optimizers: their residual is infinite.
     """
-    oracle, spec = wrong.oracle, wrong.evidence.observed.specs[wrong.name]
+    oracle, spec = wrong.oracle, wrong.evidence.run.specs[wrong.name]
     inverse = OPTIMIZERS[update_rule_of(wrong.optimizer, spec)].gradient_behind
     if oracle.step or not inverse:
         return 0.0, float("inf")
@@ -293,7 +293,7 @@ def _scale_behind(wrong: WrongUpdate) -> tuple[float, float]:
 _ROUGHLY = 1e-2  # relative difference
 
 
-def explain_written_back(evidence: Evidence, failure: Check) -> ProofFinding:
+def explain_written_back(evidence: PlanEvidence, failure: Check) -> ProofFinding:
     """Return why a parameter is not the rounding of its master copy, and whose slice it is."""
     step, name = failure.step, failure.subject
     held, where, owners = _not_written(evidence, step, name)
@@ -304,37 +304,37 @@ def explain_written_back(evidence: Evidence, failure: Check) -> ProofFinding:
             says = "the rounding of its master copy before the update: not written back"
             finding = ProofFinding("stale", says, ranks=owners)
     # Other tensors of the step count too: all of this one may lie in the slice of one rank.
-    names = evidence.observed.specs
+    names = evidence.run.specs
     return _told_of(
         evidence, finding, {r for one in names for r in _not_written(evidence, step, one)[2]}
     )
 
 
-def _rounded(evidence: Evidence, step: int, name: str) -> torch.Tensor:
+def _rounded(evidence: PlanEvidence, step: int, name: str) -> torch.Tensor:
     dtype = TORCH_DTYPES[evidence.plan.mathematics.precision.parameters]
-    return evidence.observed.whole("masters", step, name).to(dtype)
+    return evidence.run.whole("masters", step, name).to(dtype)
 
 
 def _not_written(
-    evidence: Evidence, step: int, name: str
+    evidence: PlanEvidence, step: int, name: str
 ) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
     """Return a parameter as ranks hold it, where it is wrong, and who updates it there."""
-    observed, right = evidence.observed, _rounded(evidence, step, name)
+    observed, right = evidence.run, _rounded(evidence, step, name)
     where = torch.zeros(right.shape, dtype=torch.bool)
     held = right.clone()
-    for piece in observed.shards("parameters", step, name):
+    for piece in observed.parts("parameters", step, name):
         if observed.fits(piece):
             odd = piece.tensor != right[piece.region]
             where[piece.region] |= odd
             held[piece.region] = torch.where(odd, piece.tensor, held[piece.region])
-    copies = observed.shards("masters", step, name)
+    copies = observed.parts("masters", step, name)
     return held, where, tuple(sorted({p.rank for p in copies if bool(where[p.region].any())}))
 
 
-def explain_replayed(evidence: Evidence, failure: Check) -> ProofFinding:
+def explain_replayed(evidence: PlanEvidence, failure: Check) -> ProofFinding:
     """Return how an update differs from what the formula makes of the ranks' own gradients."""
     right = replay(evidence, torch.float64)[failure.step][failure.subject]
-    seen = evidence.observed.update(failure.step, failure.subject)
+    seen = evidence.run.update(failure.step, failure.subject)
     factor, residual = fit_factor(seen, right)
     if residual < _ROUGHLY and abs(factor - 1) > residual and not nearly_equal(factor, 1.0):
         says = f"{factor:.4g} times what the formula makes of the gradients"
@@ -438,16 +438,16 @@ def explain_muon_scale(replayed: ReplayedUpdate, plan: Plan, factor: float) -> P
     return ProofFinding("local scale", says, "tp", value=factor)
 
 
-def stale_versions(evidence: Evidence, oracle: OracleStep, name: str) -> Iterator[ProofFinding]:
+def stale_versions(evidence: PlanEvidence, oracle: OracleStep, name: str) -> Iterator[ProofFinding]:
     """Find values that servers have updated, while workers still have those before the update."""
-    mesh, observed = evidence.plan.mesh, evidence.observed
+    mesh, observed = evidence.plan.mesh, evidence.run
     if not mesh.servers:
         return
     before = oracle.before[name].double()
     right = before + oracle.updates[name].total.double()
     of_workers = observed.whole("parameters", oracle.step, name)
     wrong: set[int] = set()
-    for piece in observed.shards("parameters", oracle.step, name):
+    for piece in observed.parts("parameters", oracle.step, name):
         if not mesh.is_server(piece.rank):
             continue
         moved = float((right[piece.region] - before[piece.region]).norm())

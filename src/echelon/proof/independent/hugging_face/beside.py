@@ -19,7 +19,8 @@ from echelon.core.parameters import base_shape
 from echelon.core.plan import Plan
 from echelon.models.batch import IGNORED_LABEL
 from echelon.proof.claims.checks import Check, relative_error
-from echelon.proof.claims.tolerance import FLOAT64_TOLERANCE, FLOOR
+from echelon.proof.evidence.fits import FLOOR
+from echelon.proof.evidence.tolerance import FLOAT64_TOLERANCE
 from echelon.proof.independent import attention, decoder, mixture
 from echelon.proof.independent.hugging_face.adapters import adapter_gradients, merged
 from echelon.proof.independent.hugging_face.configuration import transformers_model

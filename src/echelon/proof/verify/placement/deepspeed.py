@@ -16,13 +16,13 @@ import torch
 
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.verify import VERIFY_OPTIMIZER
+from echelon.proof.evidence.captured import SHARDS_PARAMETERS
 from echelon.proof.verify.placement.interposed import Interposed
 from echelon.proof.verify.placement.located import LocatedTensor
 from echelon.proof.verify.placement.program import Program, torch_optimizer
 from echelon.proof.verify.placement.torch_store import Fragment, HeldParameter, TorchStore
 
 _STATE = ("exp_avg", "exp_avg_sq", "momentum_buffer")
-_SHARDS_PARAMETERS = 3  # the ZeRO stage from which parameters are shared out
 
 
 def is_deepspeed(program: Program) -> bool:
@@ -64,7 +64,7 @@ class DeepSpeedStore(TorchStore):
         from deepspeed.utils import safe_get_full_fp32_param
 
         for held in self.held:
-            shared = self.stage >= _SHARDS_PARAMETERS
+            shared = self.stage >= SHARDS_PARAMETERS
             value = safe_get_full_fp32_param(held.parameter) if shared else held.parameter
             yield from _whole(held, value)
 
@@ -96,7 +96,7 @@ class DeepSpeedStore(TorchStore):
 
     def leaves(self) -> Iterator[HeldParameter]:
         """Yield no parameter at stage 3: what backward makes there is cut at once."""
-        if self.stage < _SHARDS_PARAMETERS:
+        if self.stage < SHARDS_PARAMETERS:
             yield from super().leaves()
 
     def write(self, values: Callable[[LocatedTensor], torch.Tensor]) -> None:
@@ -107,7 +107,7 @@ class DeepSpeedStore(TorchStore):
             for held in self.held:
                 shape = getattr(held.parameter, "ds_shape", held.parameter.shape)
                 value = values(held.place).reshape(shape)
-                if self.stage < _SHARDS_PARAMETERS:
+                if self.stage < SHARDS_PARAMETERS:
                     held.parameter.copy_(value)
                 if self.stage:
                     safe_set_full_fp32_param(held.parameter, value.float())

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from echelon.layout.modules.tensor import TensorPiece
+from echelon.layout.modules import TensorPiece
 from echelon.parallel.module.module import RankModule
 from echelon.parallel.storage.buckets import Bucket, Slot
 from echelon.parallel.storage.weights import stored_values

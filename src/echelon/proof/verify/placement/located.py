@@ -8,36 +8,13 @@ framework, and any slice of it too.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
 PADDING = -1
 """The number of an element that no parameter of one device has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogicalParameters:
-    """Hold the parameters of one device by name: shapes, other names of the same, what is frozen.
-
-    `aliases` maps each name of a tied parameter to its first.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    aliases: Mapping[str, str]
-    frozen: frozenset[str] = frozenset()
-
-    def canonical(self, name: str) -> str | None:
-        """Return the name under which a parameter is compared; None for one that is not there."""
-        name = self.aliases.get(name, name)
-        return name if name in self.shapes else None
-
-    def elements(self, name: str) -> torch.Tensor:
-        """Return the number of each element, in the shape of the parameter."""
-        shape = self.shapes[name]
-        return torch.arange(math.prod(shape)).reshape(shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,15 +13,10 @@ from torch import nn
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.verify import VERIFY_NAMES
 from echelon.core.rules import did_you_mean
+from echelon.proof.evidence.captured import LogicalParameters
+from echelon.proof.evidence.mesh import NamedMesh
 from echelon.proof.verify.case import Fused, Logical, Names
-from echelon.proof.verify.named_mesh import NamedMesh
-from echelon.proof.verify.placement.located import (
-    LocatedTensor,
-    LogicalParameters,
-    equal_slice,
-    fused,
-    located,
-)
+from echelon.proof.verify.placement.located import LocatedTensor, equal_slice, fused, located
 
 _LAYER = "{layer}"
 

@@ -23,9 +23,6 @@ from echelon.proof.verify.case import Fused
 from echelon.proof.verify.placement.located import LocatedTensor, located
 from echelon.proof.verify.placement.program import Program, ProgramParameter, torch_optimizer
 
-PARAMETERS = "parameters"
-GRADIENTS = "gradients"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fragment:

@@ -2,7 +2,6 @@
 """Checkpoints of other trainers, read where they lie: which tensors they hold, and at which bytes.
 
 contents.py       what a reader finds: weights, moments of the optimizer, the step
-recognise.py      which trainer wrote a folder, by what is in it
 distributed.py    torch.distributed.checkpoint: torchtitan, FSDP2, Megatron-core's torch_dist
 deepspeed.py      DeepSpeed: ZeRO 0 to 3, and universal
 megatron.py       Megatron-core's older folders, a file for each tensor and pipeline rank

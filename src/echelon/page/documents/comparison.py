@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of two plans, or two runs, side by side: what differs, and what becomes of it.
+
+Where both are folders of runs, what each did at the same step stands on one scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from echelon.core.settings.value_types import toml_text
+from echelon.core.units import binary_bytes, decimal_bytes
+from echelon.core.version import __version__
+from echelon.page.documents.curves import MOST_POINTS, sampled
+from echelon.planner.explain.compare import PlanComparison, SettingDifference
+from echelon.planner.view.document import (
+    BarRow,
+    BarsFigure,
+    DataTable,
+    Fact,
+    LineSeries,
+    LinesFigure,
+    PageDocument,
+    Section,
+)
+from echelon.telemetry.events import METRICS_FILE
+from echelon.telemetry.json_lines import LogEntry, last_of_each_step, read_entries
+
+_CURVES = (
+    ("loss", "Loss", "loss", "loss"),
+    ("norm", "Gradient norm", "norm", "grad_norm"),
+    ("seconds", "Seconds of each step", "s", "step_s"),
+)
+"""What is drawn of two runs: id, title, unit, and the name in their metrics."""
+_PARTS: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "held": ("What the fullest rank holds between steps", binary_bytes),
+    "step": ("What it holds beside that while a step runs, at most", binary_bytes),
+    "sent": ("What the busiest rank sends in a step", decimal_bytes),
+    "seconds": ("Seconds of a step, as planned", lambda seconds: f"{seconds:.4g} s"),
+}
+
+
+def comparison_page(found: PlanComparison, a: str, b: str) -> PageDocument:
+    """Return the page of two plans that are called `a` and `b`; folders of runs are read."""
+    return PageDocument(
+        title=f"{a} and {b}",
+        subject=f"A: {a}, {found.a.plan.mesh.world_size:,} ranks; B: {b}, "
+        f"{found.b.plan.mesh.world_size:,} ranks",
+        verdict=verdict_of_comparison(found),
+        good=found.same_mathematics,
+        facts=tuple(_facts(found)),
+        sections=(*_differences(found), *_runs(a, b), *_parts(found)),
+        made_by=f"Echelon {__version__}",
+    )
+
+
+def verdict_of_comparison(found: PlanComparison) -> str:
+    """Return in a sentence whether both must give the same numbers."""
+    if not found.same_mathematics:
+        count = sum(one.changes_numbers for one in found.differences)
+        settings = "1 setting changes" if count == 1 else f"{count} settings change"
+        return f"Other mathematics: {settings} the numbers of a run."
+    if found.same_layout:
+        return "The same mathematics and the same layout."
+    return "The same mathematics in another layout: both must give the same numbers."
+
+
+def what_changes(one: SettingDifference) -> str:
+    """Return what a setting that differs changes."""
+    if one.setting == "cluster":
+        return "cluster"
+    return "numbers" if one.changes_numbers else "layout"
+
+
+def _facts(found: PlanComparison) -> Iterator[Fact]:
+    first, second = (sum(side.seconds.values()) for side in (found.a, found.b))
+    yield Fact(name="step of A, planned", value=f"{first:.4g} s")
+    yield Fact(
+        name="step of B, planned", value=f"{second:.4g} s", note=f"{second / first:.2f} of A"
+    )
+    held = [sum(side.held.values()) for side in (found.a, found.b)]
+    yield Fact(name="held between steps, A", value=binary_bytes(held[0]))
+    yield Fact(
+        name="held between steps, B",
+        value=binary_bytes(held[1]),
+        note=f"{held[1] / held[0]:.2f} of A",
+    )
+
+
+def _differences(found: PlanComparison) -> Iterator[Section]:
+    if not found.differences:
+        return
+    yield Section(
+        id="differences",
+        title="Settings that differ",
+        summary=f"{len(found.differences)} settings differ.",
+        table=DataTable(
+            head=("setting", "A", "B", "changes"),
+            rows=tuple(
+                (one.setting, _text(one.a), _text(one.b), what_changes(one))
+                for one in found.differences
+            ),
+        ),
+    )
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else toml_text(value)
+
+
+def _parts(found: PlanComparison) -> Iterator[Section]:
+    theirs = found.b.parts()
+    for part, ours in found.a.parts().items():
+        title, text = _PARTS[part]
+        names = [one for one in dict.fromkeys((*ours, *theirs[part]))]
+        names = [one for one in names if ours.get(one) or theirs[part].get(one)]
+        if not names:
+            continue
+        rows = [
+            BarRow.of(label, [terms.get(name, 0) for name in names], text)
+            for label, terms in (("A", ours), ("B", theirs[part]))
+        ]
+        yield Section(
+            id=f"part-{part}",
+            title=title,
+            summary=f"A: {rows[0].total_text}; B: {rows[1].total_text}.",
+            figure=BarsFigure(kinds=tuple(names), rows=tuple(rows)),
+            table=DataTable(
+                head=("", "A", "B"),
+                rows=(
+                    *zip(names, rows[0].texts, rows[1].texts, strict=True),
+                    ("together", rows[0].total_text, rows[1].total_text),
+                ),
+                right=(1, 2),
+            ),
+        )
+
+
+def _runs(a: str, b: str) -> Iterator[Section]:
+    """Yield what both runs did at the same steps, where both are folders of runs."""
+    found = [_steps(Path(one)) for one in (a, b)]
+    if not all(found):
+        return
+    numbers = sorted({step for side in found for step in side})
+    shown = [numbers[place] for place in sampled(range(len(numbers)), MOST_POINTS)]
+    for name, title, unit, key in _CURVES:
+        series = tuple(
+            LineSeries(
+                name=label,
+                values=tuple(_value(side.get(step), key) for step in shown),
+            )
+            for label, side in zip(("A", "B"), found, strict=True)
+        )
+        yield Section(
+            id=name,
+            title=title,
+            summary=_apart(series),
+            figure=LinesFigure(
+                unit=unit, steps=tuple(shown), series=series, planned=None, planned_text=""
+            ),
+        )
+
+
+def _steps(path: Path) -> dict[int, LogEntry]:
+    file = path / METRICS_FILE
+    if not file.is_file():
+        return {}
+    entries = last_of_each_step(one for one in read_entries(file) if one.text("kind") == "step")
+    return {one.whole("step"): one for one in entries}
+
+
+def _value(entry: LogEntry | None, key: str) -> float | None:
+    return None if entry is None else entry.number(key)
+
+
+def _apart(series: Sequence[LineSeries]) -> str:
+    """Return how far two lines are apart at most, of the steps that both have."""
+    pairs = zip(series[0].values, series[1].values, strict=True)
+    both = [(one, other) for one, other in pairs if one is not None and other is not None]
+    if not both:
+        return "No step is in both."
+    most = max(abs(one - other) for one, other in both)
+    return f"{len(both):,} steps are in both; they differ by {most:.3g} at most."

@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Between which modules of a program a pass goes wrong, where no claim has a cause yet.
+
+places.py           which part of what one device has a tensor of a rank is
+modules.py          the first wrong module, forward or backward
+token_losses.py     a wrong loss, label by label
+lost_weights.py     a weight without a gradient, whose module has one
+"""

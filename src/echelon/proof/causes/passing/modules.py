@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Between which modules a pass of a program goes wrong, forward or backward, and how.
+
+It says where a mistake begins that claims have found; it is no claim. What lies at no known place
+is not compared, and a module is not blamed where one that comes after it is right.
+
+Shape suffixes: N tokens, V classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from echelon.proof.causes.factors import named_on_mesh, split_axes
+from echelon.proof.causes.finding import ProofFinding, with_distinguishing_axis
+from echelon.proof.causes.passing.places import (
+    ComparedModule,
+    PassedPlace,
+    PassedStep,
+    cut_axes,
+    sliced,
+)
+from echelon.proof.evidence.evidence import CapturedEvidence
+from echelon.proof.evidence.fits import fit_factor, relative_residual
+from echelon.proof.evidence.run import INITIAL, PARAMETERS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongModule:
+    """Hold the first wrong module of a pass, and the last right one before it."""
+
+    passed: PassedStep
+    module: ComparedModule
+    backward: bool
+    before: ComparedModule | None
+
+    @property
+    def name(self) -> str:
+        """Return the name that the module has on one device."""
+        return self.module.name
+
+    @property
+    def evidence(self) -> CapturedEvidence:
+        """Return what the step is of."""
+        return self.passed.evidence
+
+    @property
+    def where(self) -> str:
+        """Return which pass, and what of the module."""
+        if self.backward:
+            return f"backward: the gradient with respect to the output of {self.name}"
+        return f"forward: the output of {self.name}"
+
+    @property
+    def usual(self) -> float:
+        """Return what right gradients of the first wrong rank are times those of one device."""
+        one = self.module.wrong[0]
+        modules = self.passed.backward.values() if self.backward else ()
+        return next(
+            (
+                place.factor
+                for module in modules
+                for place in module.right
+                if (place.rank, place.call) == (one.rank, one.call)
+            ),
+            1.0,
+        )
+
+
+def explain_passing(
+    evidence: CapturedEvidence, step: int, *, backward: bool
+) -> ProofFinding | None:
+    """Return the first module whose output, or gradient, is wrong; None where none is seen."""
+    wrong = first_wrong_module(PassedStep(evidence, step), backward=backward)
+    if wrong is None:
+        return None
+    before = "" if wrong.before is None else f"; that of {wrong.before.name}, before it, is right"
+    finding = next(_findings(wrong), None)
+    finding = finding or ProofFinding("none", f"{wrong.where} is the first wrong one{before}")
+    ranks = {one.rank for one in wrong.module.wrong}
+    held = ranks | {one.rank for one in wrong.module.right}
+    finding = with_distinguishing_axis(evidence.axes(), finding, ranks, held)
+    return replace(finding, tensor=wrong.name, ranks=tuple(sorted(ranks)))
+
+
+def first_wrong_module(passed: PassedStep, *, backward: bool) -> WrongModule | None:
+    """Return the first wrong module in the order of one device."""
+    modules = list((passed.backward if backward else passed.forward).values())
+    before: ComparedModule | None = None
+    for number, module in enumerate(modules):
+        if module.wrong and not _is_mended(module, modules[number + 1 :]):
+            return WrongModule(passed=passed, module=module, backward=backward, before=before)
+        if module.right:
+            before = module
+    return None
+
+
+def _is_mended(module: ComparedModule, later: list[ComparedModule]) -> bool:
+    """Return whether a wrong module is a matter of place: what comes after it is right.
+
+    Modules of the same parent do not tell: they may not have come from it.
+    """
+    parent = module.name.rpartition(".")[0]
+    passes = {(one.rank, one.call) for one in module.wrong}
+    for other in later:
+        # A sum that is due may be made anywhere: the next module tells.
+        if parent and other.name.startswith(f"{parent}.") and not module.partial:
+            continue
+        compared = [one for one in (*other.right, *other.wrong) if (one.rank, one.call) in passes]
+        if compared:
+            return not any((one.rank, one.call) in passes for one in other.wrong)
+    return False
+
+
+def _findings(wrong: WrongModule) -> Iterator[ProofFinding]:
+    places = wrong.module.wrong
+    if not all(bool(one.values.isfinite().all()) for one in places):
+        yield ProofFinding("not finite", f"{wrong.where} is not finite")
+        return
+    if not any(float(one.values.norm()) for one in places):
+        yield ProofFinding("zero", f"{wrong.where} is zero", value=0.0)
+        return
+    if wrong.module.partial:
+        axis = " and ".join(wrong.module.partial)
+        says = f"{wrong.where} differs along {axis} and adds up to the right one: it is not summed "
+        yield ProofFinding("missing sum", says + f"over {axis}", axis)
+    if wrong.backward:
+        yield from _missing_columns(wrong)
+    yield from _scalar(wrong)
+    if wrong.backward:
+        yield from _without_softmax_term(wrong)
+    yield from _elsewhere(wrong)
+
+
+def _missing_columns(wrong: WrongModule) -> Iterator[ProofFinding]:
+    """Find a gradient that lacks what other ranks' columns of the layers behind send back."""
+    passed, evidence = wrong.passed, wrong.evidence
+    whole = passed.whole(wrong.name, gradient=True)
+    layers = [
+        layer
+        for layer in passed.sources.get(wrong.name, [])
+        if len(evidence.run.shapes.get(f"{layer}.weight", ())) == 2
+        and split_axes(evidence, f"{layer}.weight")[0]
+    ]
+    for chosen in [[layer] for layer in layers] + [layers] * (len(layers) > 1):
+        lacks = {
+            one.rank: [_of_other_columns(passed, layer, one.rank) for layer in chosen]
+            for one in wrong.module.wrong
+        }
+        if whole is None or any(part is None for parts in lacks.values() for part in parts):
+            continue
+        residuals: list[float] = []
+        for one in wrong.module.wrong:
+            lacking = torch.stack([part for part in lacks[one.rank] if part is not None]).sum(0)
+            residuals.append(fit_factor(one.values, sliced(whole - lacking, one.cut))[1])
+        if max(residuals) <= passed.fits and any(
+            float(part.norm()) for parts in lacks.values() for part in parts if part is not None
+        ):
+            axis = " and ".join(split_axes(evidence, f"{chosen[0]}.weight")[0])
+            says = f"{wrong.where} is what this rank's columns of {' and '.join(chosen)} send back:"
+            says += f" it is not summed over {axis}"
+            yield ProofFinding("missing sum", says, axis, residual=max(residuals))
+
+
+def _of_other_columns(passed: PassedStep, layer: str, rank: int) -> torch.Tensor | None:
+    """Return what the rows of a weight that a rank does not hold add to its input's gradient."""
+    evidence, name = passed.evidence, f"{layer}.weight"
+    gradient = passed.whole(layer, gradient=True)
+    weight = evidence.steps[passed.step].before[name].double()
+    if gradient is None or gradient.shape[-1] != weight.shape[0]:
+        return None
+    others = torch.ones(weight.shape, dtype=torch.bool)
+    for piece in evidence.run.parts(PARAMETERS, INITIAL, name):
+        if piece.rank == rank:
+            others.view(-1)[piece.index] = False
+    if not bool((others.all(1) | ~others.any(1)).all()):
+        return None
+    return gradient[..., others[:, 0]] @ weight[others[:, 0]]
+
+
+def _scalar(wrong: WrongModule) -> Iterator[ProofFinding]:
+    places = wrong.module.wrong
+    if any(one.residual > wrong.passed.fits for one in places):
+        return
+    value = places[0].factor / wrong.usual
+    if any(abs(one.factor / wrong.usual - value) > wrong.passed.fits for one in places):
+        return
+    step = wrong.evidence.steps[wrong.passed.step]
+    told = named_on_mesh(wrong.evidence, step, value, max(one.residual for one in places))
+    yield replace(told, description=f"{wrong.where} is the right one, times {value:.6g}")
+
+
+def _without_softmax_term(wrong: WrongModule) -> Iterator[ProofFinding]:
+    """Find a gradient of logits without what goes back through the softmax's denominator.
+
+    For each token that is a multiple of the probabilities: a sum of gradients over all classes.
+    """
+    logits = wrong.passed.whole(wrong.name)
+    if logits is None:
+        return
+    probabilities = logits.softmax(-1)
+    residuals: list[float] = []
+    for one in wrong.module.wrong:
+        term_NV = sliced(probabilities, one.cut).flatten(0, -2)
+        seen_NV, right_NV = one.values.flatten(0, -2), one.right.flatten(0, -2)
+        # Rows of a single class are multiples of anything.
+        if term_NV.shape[-1] < 3:
+            return
+        seen_NV, right_NV = _without(seen_NV, term_NV), _without(right_NV, term_NV)
+        residuals.append(fit_factor(seen_NV, right_NV)[1])
+    if max(residuals) <= wrong.passed.fits:
+        axis = cut_axes(wrong.evidence, wrong.module.wrong, inner=True)
+        over = f", a sum over the classes, which are split over {axis}" if axis else ""
+        says = f"{wrong.where} is off by a multiple of the softmax for each token: what goes back "
+        says += f"through its denominator{over}, is not in it"
+        yield ProofFinding("missing softmax term", says, axis, residual=max(residuals))
+
+
+def _without(values_NV: torch.Tensor, term_NV: torch.Tensor) -> torch.Tensor:
+    """Return rows without their part along the rows of a term."""
+    share = (values_NV * term_NV).sum(-1, keepdim=True) / term_NV.square().sum(-1, keepdim=True)
+    return values_NV - share * term_NV
+
+
+def _elsewhere(wrong: WrongModule) -> Iterator[ProofFinding]:
+    """Find the slice of another rank, or the right values in another order."""
+    places, fits = wrong.module.wrong, wrong.passed.fits
+    every = [*wrong.module.right, *places]
+    axis = cut_axes(wrong.evidence, every, inner=True) or cut_axes(
+        wrong.evidence, every, inner=False
+    )
+    for one in places:
+        other = next((o for o in every if o.cut != one.cut and _is(one, o.right, fits)), None)
+        if other is None:
+            break
+    else:
+        first = places[0]
+        says = f"{wrong.where} is another part of it than rank {first.rank} must have: parts are "
+        yield ProofFinding("shards permuted", says + "permuted", axis)
+    ordered: Mapping[int, float] = {
+        number: relative_residual(
+            one.values.reshape(-1).sort().values / wrong.usual, one.right.reshape(-1).sort().values
+        )
+        for number, one in enumerate(places)
+    }
+    if max(ordered.values()) <= fits:
+        says = f"{wrong.where} has the right values in another order"
+        if axis:
+            says += f": what is exchanged over {axis} is put together or taken apart wrongly"
+        yield ProofFinding("permuted", says, axis)
+
+
+def _is(one: PassedPlace, right: torch.Tensor, fits: float) -> bool:
+    return right.shape == one.values.shape and fit_factor(one.values, right)[1] <= fits

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where what passed on a rank lies in what passed on one device, found by comparing.
+
+A tensor of a rank is all of it, or a slice along some of its dims, which one the values say. A
+gradient is compared but for a factor: each rank's is of the mean over its own rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+import torch
+
+from echelon.proof.evidence.evidence import CapturedEvidence
+from echelon.proof.evidence.fits import fit_factor, relative_residual
+from echelon.proof.evidence.steps import PassedTensor
+
+Cut = tuple[tuple[int, int, int], ...]
+"""(dim, place, count) of each dim that is cut."""
+
+_MOST_PLACES = 256  # slices that are tried
+_OTHER_ROUNDING = 1e4  # unit roundoffs that two right passes through a model differ by
+_TOO_ROUGH = 0.1  # relative difference from which on right and wrong are not told apart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassedPlace:
+    """Hold a tensor of a rank beside the slice that it must be; `factor` is what it is times it."""
+
+    rank: int
+    call: int
+    values: torch.Tensor
+    right: torch.Tensor
+    cut: Cut
+    factor: float
+    residual: float
+
+
+@dataclass(slots=True, kw_only=True)
+class ComparedModule:
+    """Hold how the output of a module fares on the ranks, or the gradient with respect to it.
+
+    `partial` names the axes over which wrong ones add up to right ones.
+    """
+
+    name: str
+    right: list[PassedPlace] = field(default_factory=list[PassedPlace])
+    wrong: list[PassedPlace] = field(default_factory=list[PassedPlace])
+    partial: tuple[str, ...] = ()
+
+
+class PassedStep:
+    """Compare what passed in one step, forward or backward, module by module of one device."""
+
+    def __init__(self, evidence: CapturedEvidence, step: int) -> None:
+        """Take the outputs first: they say where gradients lie."""
+        self.evidence = evidence
+        self.step = step
+        self.fits = max(1e-6, _OTHER_ROUNDING * torch.finfo(evidence.dtype).eps / 2)
+        self.sources: dict[str, list[str]] = {}
+        self._whole: dict[tuple[str, bool], torch.Tensor] = {}
+        self._order: dict[bool, list[str]] = {False: [], True: []}
+        told = evidence.passed.tensors if self.fits < _TOO_ROUGH else []
+        mine = [one for one in told if one.step == step]
+        several = {one.name for one in mine if one.call}
+        for one in mine:
+            if one.name not in several:
+                self._whole[one.name, one.gradient] = one.values.double()
+                self._order[one.gradient].append(one.name)
+                if one.source and not one.gradient:
+                    self.sources.setdefault(one.source, []).append(one.name)
+        self._held: dict[tuple[str, bool], list[tuple[int, PassedTensor]]] = {}
+        for capture in evidence.run.captures:
+            for one in capture.passed.tensors:
+                if one.step == step and (one.name, one.gradient) in self._whole:
+                    self._held.setdefault((one.name, one.gradient), []).append((capture.rank, one))
+        self.forward = self._compare_forward()
+        self.backward = self._compare_backward()
+
+    def whole(self, name: str, *, gradient: bool = False) -> torch.Tensor | None:
+        """Return what one device has of a module, float64."""
+        return self._whole.get((name, gradient))
+
+    def covers_batch(self) -> bool:
+        """Return whether right outputs of some module are, on all ranks together, the whole one."""
+        for name, module in self.forward.items():
+            seen = torch.zeros(self._whole[name, False].shape, dtype=torch.bool)
+            for one in module.right:
+                sliced(seen, one.cut).fill_(True)
+            if bool(seen.all()):
+                return True
+        return False
+
+    def _compare_forward(self) -> dict[str, ComparedModule]:
+        """Return each module that can be compared: behind a right one of the same pass."""
+        found: dict[str, ComparedModule] = {}
+        seen: set[tuple[int, int]] = set()
+        for name in self._order[False]:
+            module = ComparedModule(name=name)
+            for rank, one in self._held.get((name, False), []):
+                place = self._place(rank, one, self._whole[name, False])
+                if place is None:
+                    continue
+                right = place.residual <= self.fits and abs(place.factor - 1) <= self.fits
+                if right:
+                    module.right.append(place)
+                    seen.add((rank, one.call))
+                elif (rank, one.call) in seen:
+                    module.wrong.append(place)
+            found[name] = self._with_partial(module)
+        return found
+
+    def _compare_backward(self) -> dict[str, ComparedModule]:
+        """Return each module whose output lies at a known place; factors must stay the same."""
+        found: dict[str, ComparedModule] = {}
+        factors: dict[tuple[int, int], float] = {}
+        for name in self._order[True]:
+            module = ComparedModule(name=name)
+            output = self.forward.get(name, module)
+            # The gradient of each part of a sum is that of the sum.
+            placed = [*output.right, *(output.wrong if output.partial else ())]
+            outputs = {(one.rank, one.call): one.cut for one in placed}
+            for rank, one in self._held.get((name, True), []):
+                here = rank, one.call
+                if here not in outputs:
+                    continue
+                place = self._place(rank, one, self._whole[name, True], outputs[here])
+                if place is None or not float(place.right.norm()):
+                    continue
+                usual = factors.get(here, place.factor)
+                near = abs(place.factor - usual) <= self.fits * abs(usual)
+                if place.residual <= self.fits and near and place.factor:
+                    module.right.append(place)
+                    factors[here] = place.factor
+                else:
+                    module.wrong.append(place)
+            found[name] = self._with_partial(module)
+        return found
+
+    def _place(
+        self, rank: int, one: PassedTensor, whole: torch.Tensor, known: Cut | None = None
+    ) -> PassedPlace | None:
+        values = one.values.double()
+        best: PassedPlace | None = None
+        for cut in [known] if known is not None else _cuts(values.shape, whole.shape):
+            right = sliced(whole, cut)
+            if right.shape != values.shape:
+                continue
+            factor, residual = fit_factor(values, right)
+            if one.gradient is False:
+                residual = relative_residual(values, right)
+                factor = 1.0 if residual <= self.fits else factor
+            if best is None or residual < best.residual:
+                best = PassedPlace(
+                    rank=rank,
+                    call=one.call,
+                    values=values,
+                    right=right,
+                    cut=cut,
+                    factor=factor,
+                    residual=residual,
+                )
+        return best
+
+    def _with_partial(self, module: ComparedModule) -> ComparedModule:
+        """Find the axes over which what ranks have adds up to the right thing."""
+        if not module.wrong:
+            return module
+        held = {(one.rank, one.call): one for one in (*module.wrong, *module.right)}
+        mesh = self.evidence.mesh
+        for axes in mesh.axis_sets():
+            sums: list[bool] = []
+            for one in module.wrong:
+                group = [held.get((rank, one.call)) for rank in mesh.group(one.rank, axes)]
+                parts = [part.values for part in group if part is not None and part.cut == one.cut]
+                if len(parts) < len(group):
+                    break
+                total = torch.stack(parts).sum(0)
+                differ = max(relative_residual(parts[0], part) for part in parts) > self.fits
+                sums.append(differ and fit_factor(total, one.right)[1] <= self.fits)
+            if len(sums) == len(module.wrong) and all(sums):
+                module.partial = axes
+                break
+        return module
+
+
+def sliced(whole: torch.Tensor, cut: Cut) -> torch.Tensor:
+    """Return the slice of a tensor that a cut says."""
+    for dim, place, count in cut:
+        whole = whole.chunk(count, dim)[place]
+    return whole
+
+
+def cut_axes(evidence: CapturedEvidence, places: Sequence[PassedPlace], *, inner: bool) -> str:
+    """Return the axes along which places are cut otherwise; `inner`: along another dim than rows.
+
+    Rows are the first dim: what is cut there alone is another replica's.
+    """
+    cuts: Mapping[tuple[int, int], Cut] = {(one.rank, one.call): one.cut for one in places}
+    found: list[str] = []
+    for axis in evidence.mesh.axes:
+        for (rank, call), cut in cuts.items():
+            others = [
+                cuts[other, call]
+                for other in evidence.mesh.group(rank, (axis,))
+                if (other, call) in cuts
+            ]
+            dims = {dim for other in others for dim, _, _ in set(other) ^ set(cut)}
+            if dims - ({0} if inner else set[int]()):
+                found.append(axis)
+                break
+    return " and ".join(found)
+
+
+def _cuts(shape: Sequence[int], whole: Sequence[int]) -> Iterator[Cut]:
+    """Yield the equal slices of a tensor that have a shape."""
+    if (
+        len(shape) != len(whole)
+        or 0 in shape
+        or any(w % s for s, w in zip(shape, whole, strict=True))
+    ):
+        return
+    counts = [w // s for s, w in zip(shape, whole, strict=True)]
+    if torch.Size(counts).numel() > _MOST_PLACES:
+        return
+    for places in product(*(range(count) for count in counts)):
+        yield tuple(
+            (dim, place, count)
+            for dim, (place, count) in enumerate(zip(places, counts, strict=True))
+            if count > 1
+        )

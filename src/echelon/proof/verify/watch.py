@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hooks that see what passes between the modules of a program, and what its loss is of.
+
+On one device and on each rank alike: the output of every named module, the gradient with respect to
+it, and the logits and labels of every cross-entropy. All hooks are taken off again. What is seen is
+never a claim of its own: it says where a wrong gradient, or a wrong loss, begins.
+
+Shape suffixes: n tokens, V classes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as fn
+
+from echelon.proof.evidence.steps import CountedTokens, Passed, PassedTensor
+
+MOST_BYTES = 64 * 2**20
+"""Bytes that are kept of a run on one rank; what comes later is not compared."""
+
+
+class PassingWatch:
+    """Watch named modules and cross-entropies; `step` says which step it is."""
+
+    def __init__(self, modules: Iterable[tuple[str, nn.Module]], step: Callable[[], int]) -> None:
+        """Name what is to be watched."""
+        self.passed = Passed()
+        self._modules = list(modules)
+        self._step = step
+        self._bytes = 0
+        self._calls: Counter[tuple[int, str]] = Counter()
+        self._made_by: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
+        self._seen: set[tuple[int, str, int]] = set()
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        """Watch while the context lasts."""
+        handles = [
+            module.register_forward_hook(self._hook_of(name)) for name, module in self._modules
+        ]
+        plain = fn.cross_entropy
+        fn.cross_entropy = self._watched(plain)
+        try:
+            yield
+        finally:
+            fn.cross_entropy = plain
+            for handle in handles:
+                handle.remove()
+            self._made_by.clear()
+
+    def _hook_of(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(_: nn.Module, inputs: Any, output: Any) -> None:
+            # What is compiled has no hooks of ours; a recomputed pass is no new one.
+            if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
+                return
+            value = _first_tensor(output)
+            if value is None or value.device.type == "meta":
+                return
+            step = self._step()
+            call = self._calls[step, name]
+            self._calls[step, name] += 1
+            self._keep(step, name, call, value, source=self._maker_of(_first_tensor(inputs)))
+            self._made_by[id(value)] = name, weakref.ref(value)
+            if value.requires_grad:
+                value.register_hook(self._gradient_hook(step, name, call))
+
+        return hook
+
+    def _maker_of(self, value: torch.Tensor | None) -> str:
+        name, made = self._made_by.get(id(value), ("", None))
+        # The number of a tensor that is gone may be another's now.
+        return name if made is not None and value is not None and made() is value else ""
+
+    def _gradient_hook(self, step: int, name: str, call: int) -> Callable[[torch.Tensor], None]:
+        def hook(gradient: torch.Tensor) -> None:
+            # A backward that is made in two halves may come twice.
+            if (step, name, call) not in self._seen:
+                self._seen.add((step, name, call))
+                self._keep(step, name, call, gradient, gradient=True)
+
+        return hook
+
+    def _keep(self, step: int, name: str, call: int, value: torch.Tensor, **more: Any) -> None:
+        local = _local(value)
+        if self._has_room(local):
+            self.passed.tensors.append(
+                PassedTensor(
+                    step=step,
+                    name=name,
+                    call=call,
+                    gradient=bool(more.get("gradient")),
+                    values=local.cpu().clone(),
+                    source=str(more.get("source", "")),
+                )
+            )
+
+    def _has_room(self, value: torch.Tensor) -> bool:
+        self._bytes += value.numel() * value.element_size()
+        return self._bytes <= MOST_BYTES
+
+    def _watched(self, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def cross_entropy(*args: Any, **more: Any) -> torch.Tensor:
+            if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == -1:
+                self._count(args, more)
+            return plain(*args, **more)
+
+        return cross_entropy
+
+    def _count(self, args: tuple[Any, ...], more: dict[str, Any]) -> None:
+        logits = args[0] if args else more.get("input")
+        labels = args[1] if len(args) > 1 else more.get("target")
+        # Probabilities as targets are not counted.
+        if not torch.is_tensor(logits) or not torch.is_tensor(labels) or labels.is_floating_point():
+            return
+        classes = 1 if logits.dim() > 1 else 0
+        whole = None
+        labels = _local(labels)
+        if not isinstance(logits, DTensor):
+            whole = logits.detach().movedim(classes, -1)
+            whole = whole.reshape(-1, whole.shape[-1])
+            if not self._has_room(whole):
+                return
+        self.passed.tokens.append(
+            CountedTokens(
+                step=self._step(),
+                labels_n=labels.detach().reshape(-1).cpu().clone(),
+                num_classes=int(logits.shape[classes]),
+                ignored=int(more.get("ignore_index", -100)),
+                logits_nV=None if whole is None else whole.cpu().clone(),
+            )
+        )
+
+
+def _first_tensor(given: Any) -> torch.Tensor | None:
+    """Return the first floating-point tensor of what a module takes or gives."""
+    if isinstance(given, (tuple, list)):
+        given = given[0] if given else None
+    elif hasattr(given, "to_tuple"):
+        return None
+    return given if torch.is_tensor(given) and given.is_floating_point() else None
+
+
+def _local(value: torch.Tensor) -> torch.Tensor:
+    """Return what this rank holds of a tensor, sums that are due not made."""
+    found: Any = value.detach()
+    return found._local_tensor if isinstance(found, DTensor) else found
