@@ -1,4 +1,4 @@
-"""The pages docs/compare/features.md, pipelines.md, context.md, experts.md: what others and Echelon have.
+"""The pages of docs/compare: features, pipelines, context, experts of others and of Echelon.
 
 Tests stand beside it. ``python -m tests.docs.features`` writes each from the table of its name
 (`features.toml`, ...); `test_features.py` compares them and looks up every test, setting and key.
@@ -71,8 +71,8 @@ class Page:
 
 PEERS = """\
 Written by `python -m tests.docs.features`. The columns of the other three are what their source
-holds, at the versions of [bench/peers.txt](../../bench/peers.txt), by the name under which it is found
-there; "-": nothing of the kind was found.
+holds, at the versions of [bench/peers.txt](../../bench/peers.txt), by the name under which it is
+found there; "-": nothing of the kind was found.
 """
 """What the pages about peers' source begin with."""
 

@@ -1,4 +1,4 @@
-"""The page docs/compare/data-parallel.md: replicas on threads beside ranks, each cell with its source.
+"""The page compare/data-parallel.md: replicas on threads beside ranks, each cell with its source.
 
 `python -m tests.docs.data_parallel.page` writes it from `table.toml` beside it and the figures that
 `python -m bench.threads --json bench/results/threads.json` keeps.

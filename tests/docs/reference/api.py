@@ -5,12 +5,13 @@ is its signature and docstring, once the site is built.
 """
 
 from __future__ import annotations
-import echelon
+
 from collections.abc import Iterator
 from importlib import import_module
-from inspect import getdoc
-from inspect import isroutine
+from inspect import getdoc, isroutine
 from types import ModuleType
+
+import echelon
 
 HEAD = """# Python API
 
