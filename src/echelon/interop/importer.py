@@ -20,12 +20,12 @@ from echelon.config.job import Job
 from echelon.config.load import absolute_entry, run_name_of
 from echelon.config.presets import read_extendable
 from echelon.config.reading import is_file
+from echelon.config.schema import SETTINGS
 from echelon.config.setting_layers import SettingLayers, gather_layers, parse_set_flags
-from echelon.config.settings.schema import SETTINGS
-from echelon.config.settings.value_types import toml_tables, toml_text
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import Precision
 from echelon.core.rulebook.interop import IMPORT_KIND
+from echelon.core.settings.value_types import toml_tables, toml_text
 from echelon.interop.followed import follow_files
 from echelon.interop.formats import TABLE, recorded_entries, recorded_rows
 from echelon.interop.horovod.read import parse_horovod

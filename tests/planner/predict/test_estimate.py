@@ -24,7 +24,7 @@ from echelon.planner.search.ranked import (
 from echelon.planner.search.request import make_request
 from echelon.planner.search.search import search
 from echelon.planner.search.sweep import SearchSweep
-from echelon.planner.view.memory import memory_rows_from_plan
+from echelon.planner.view.plan_figures import memory_rows_from_plan
 from echelon.schedule.build import SCHEDULES
 from tests.handbook.guides.situations import plan_of
 from tests.planner.requests import MIXTURE, SMALL, small

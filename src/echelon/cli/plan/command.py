@@ -10,20 +10,16 @@ plan of what was seen until then printed, where there is one.
 """
 
 from __future__ import annotations
+
+from typing import Annotated, Literal
+
 from cyclopts import Parameter
-from echelon.cli.flags import Json
-from echelon.cli.flags import Settings
-from echelon.cli.flags import bad_argument
+
+from echelon.cli.flags import Json, Settings, bad_argument
 from echelon.cli.output import print_json
 from echelon.cli.stderr import working
-from echelon.cli.written_files import Names
-from echelon.cli.written_files import PLAN
-from echelon.cli.written_files import REPORT
-from echelon.cli.written_files import RUN_FILE
-from echelon.cli.written_files import WrittenFiles
+from echelon.cli.written_files import PLAN, REPORT, RUN_FILE, Names, WrittenFiles
 from echelon.interop.tools import trainer_names
-from typing import Annotated
-from typing import Literal
 
 OURS = "echelon"
 

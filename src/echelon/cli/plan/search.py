@@ -16,7 +16,7 @@ from echelon.cli.written_files import PLAN, RUN_FILE, WrittenFiles
 from echelon.config.files.new_file import write_new
 from echelon.core.errors import ConfigError
 from echelon.launch.stop import EXIT_INTERRUPTED
-from echelon.planner.recommend.sizes import NO_SIZE
+from echelon.planner.recommend.recommend import NO_SIZE
 from echelon.planner.search.request import LONGEST_SEQUENCE
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def plan_on_what_exists(
     from echelon.cli.plan.search import run_search
     from echelon.launch.gpus import own_cluster
     from echelon.planner.answer.sizes import sizes_json, sizes_text
-    from echelon.planner.recommend.sizes import four_sizes
+    from echelon.planner.recommend.recommend import four_sizes
     from echelon.planner.search.request import make_request
 
     own = own_cluster()

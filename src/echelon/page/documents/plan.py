@@ -11,13 +11,8 @@ from echelon.core.plan import Plan
 from echelon.core.units import binary_bytes, short_count
 from echelon.core.version import __version__
 from echelon.cost.seconds.unit_times import UnitTimes, stage_durations, unit_times_from_formulas
-from echelon.planner.explain.bands import (
-    held_bytes_band,
-    mfu_band,
-    step_band,
-    tokens_per_s_band,
-)
-from echelon.planner.lint.fits import plan_fits
+from echelon.planner.lint.checks import plan_fits
+from echelon.planner.predict.bands import held_bytes_band, mfu_band, step_band, tokens_per_s_band
 from echelon.planner.predict.estimate import Estimate, estimate_plan
 from echelon.planner.report.sections import (
     held_sections,

@@ -21,7 +21,6 @@ from echelon.planner.answer.recommend_text import (
 )
 from echelon.planner.answer.search_text import plans_legend, plans_table
 from echelon.planner.answer.sizes import SizesAnswer, sizes_head, sizes_legend, sizes_table
-from echelon.planner.predict.bands import fit_probability
 from echelon.planner.recommend.recommend import Recommendation
 from echelon.planner.search.search import SearchResult
 from echelon.planner.view.document import DataTable, PageDocument, Section

@@ -23,9 +23,12 @@ from echelon.planner.answer.recommend_text import (
     recommendation_text,
 )
 from echelon.planner.answer.search_json import choices_json, found_json
-from echelon.planner.explain.bands import (
+from echelon.planner.predict.bands import (
+    BandedTerms,
+    BandedValue,
     band_evidence,
     byte_term_bands,
+    fit_probability,
     held_bytes_band,
     mfu_band,
     price_band,
@@ -33,7 +36,6 @@ from echelon.planner.explain.bands import (
     step_term_bands,
     tokens_per_s_band,
 )
-from echelon.planner.predict.bands import BandedTerms, BandedValue, fit_probability
 from echelon.planner.recommend.recommend import Recommendation
 from echelon.planner.search.ranked import RankedPlan
 from echelon.planner.search.request import SearchRequest

@@ -15,7 +15,7 @@ from echelon.cost.seconds.interruptions import (
     STORED_BYTES_PER_S,
     TOKENS_PER_PARAMETER,
 )
-from echelon.planner.explain.bands import fit_probability
+from echelon.planner.predict.bands import fit_probability
 from echelon.planner.predict.expected import ExpectedStep
 from echelon.planner.recommend.longest_sequence import LongestSequence
 from echelon.planner.view.text_layout import WIDTH, fill_text

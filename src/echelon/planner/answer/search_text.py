@@ -11,8 +11,13 @@ from echelon.core.units import decimal_bytes
 from echelon.planner.answer.legend import plan_cells, plan_numbers, sign_texts, words_text
 from echelon.planner.answer.objectives import expected_lines
 from echelon.planner.answer.recommend_text import percent_of_fit
-from echelon.planner.explain.bands import fit_probability
-from echelon.planner.predict.bands import held_bytes_band, price_band, step_band, tokens_per_s_band
+from echelon.planner.predict.bands import (
+    fit_probability,
+    held_bytes_band,
+    price_band,
+    step_band,
+    tokens_per_s_band,
+)
 from echelon.planner.report.estimate import byte_terms, rate_lines, seconds_terms
 from echelon.planner.search.ranked import RankedPlan, expected_of_request
 from echelon.planner.search.search import SearchResult

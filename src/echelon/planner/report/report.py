@@ -16,8 +16,7 @@ from echelon.core.plan import Plan
 from echelon.cost.bytes.terms import Pool
 from echelon.cost.seconds.unit_times import UnitTimes, unit_times_from_formulas
 from echelon.layout.context_work import attention_imbalance, scores_by_rank
-from echelon.planner.lint.checks import lint, lint_rows
-from echelon.planner.lint.fits import plan_fits, why_not_fit
+from echelon.planner.lint.checks import lint, lint_rows, plan_fits, why_not_fit
 from echelon.planner.lint.memory import DOES_NOT_FIT
 from echelon.planner.predict.estimate import Estimate, estimate_plan
 from echelon.planner.predict.stage_rows import (

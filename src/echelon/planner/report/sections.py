@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from echelon.core.plan import Plan
-from echelon.planner.explain.bands import step_band
 from echelon.planner.lint.checks import lint
+from echelon.planner.predict.bands import step_band
 from echelon.planner.predict.estimate import Estimate
 from echelon.planner.predict.stage_rows import group_equal_rows, stage_rows
 from echelon.planner.report.estimate import byte_terms, seconds_terms

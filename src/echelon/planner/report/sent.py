@@ -13,8 +13,8 @@ from echelon.core.plan import Plan
 from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.data import EXPERT_SHARD_WITHIN_AXIS, SHARD_WITHIN_AXIS
 from echelon.cost.bytes.servers import SERVERS_AXIS
+from echelon.layout.data_groups import node_groups
 from echelon.layout.muon import STAGE_AXES
-from echelon.layout.secondary import node_groups
 from echelon.planner.predict.stage_rows import (
     StageRow,
     context_ranks_differ,

@@ -37,7 +37,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
-from echelon.config.settings.schema import SETTINGS
+from echelon.config.schema import SETTINGS
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan, Precision, RecomputedOperator, ReduceKind
 from echelon.core.rules import nearest_divisors

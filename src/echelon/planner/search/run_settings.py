@@ -21,9 +21,8 @@ from echelon.config.entries import DEFAULT, Entry
 from echelon.config.job import Job, assumed_batch
 from echelon.config.load import resolve, say_adapted
 from echelon.config.model.settings import derive_model, expand_model
+from echelon.config.schema import CLUSTER_SOURCES
 from echelon.config.setting_layers import SettingLayers
-from echelon.config.settings.schema import CLUSTER_SOURCES
-from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
 from echelon.core.choices.collective_algorithms import BACKEND
 from echelon.core.cluster import Cluster
@@ -32,6 +31,7 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.config import NO_EFFECT
 from echelon.core.rulebook.mesh import OWN_SUMS_NEED_GLOO
 from echelon.core.rulebook.planner import SEARCH_SPLITS_ONE_TRAINING
+from echelon.core.settings.value_types import toml_text
 from echelon.cost.seconds.trainers import OURS
 from echelon.interop.tools import abilities_of_trainer
 

@@ -20,7 +20,7 @@ from echelon.core.plan import Plan
 from echelon.core.units import binary_bytes
 from echelon.cost.peak.rank_peak import TERMS
 from echelon.layout.stage import rank_part
-from echelon.planner.predict.peak_bytes import peak_bytes_by_place
+from echelon.planner.predict.estimate import peak_bytes_by_place
 from echelon.planner.view.document import (
     BarRow,
     BarsFigure,
