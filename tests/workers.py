@@ -16,6 +16,7 @@ import struct
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -130,7 +131,10 @@ class WorkerPool:
         ours, theirs = Pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
+        with warnings.catch_warnings():
+            # The thread of pyarrow's allocator: a fork starts it anew.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
         if not pid:
             for connection in (ours, *self.workers):
                 connection.close()
