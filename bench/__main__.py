@@ -15,46 +15,46 @@ class Bench:
     answers: str
     takes: str
     module: str = ""
-    """Module where it is not `bench.NAME`."""
+    """Name of the module; blank if it is `bench.NAME`."""
     root: bool = False
     """True if it needs root, for namespaces and shaped links."""
 
 
 BENCHES = {
     "train": Bench(
-        answers="steps beside peers on this machine: seconds, CPU, bytes, memory", takes="30 min"
+        answers="steps against peers on this machine: seconds, CPU, bytes, memory", takes="30 min"
     ),
-    "zero": Bench(answers="every ZeRO stage beside peers, on two and four ranks", takes="1 h"),
+    "zero": Bench(answers="every ZeRO stage against peers, on two and four ranks", takes="1 h"),
     "pipeline": Bench(
-        answers="schedules beside the simulator, torch's same schedule, the fastest 1F1B",
+        answers="schedules against the simulator, torch's same schedule, the fastest 1F1B",
         takes="1 h a part",
     ),
     "pipeline.automatic": Bench(
-        answers="searched schedules beside every fixed one, simulated", takes="minutes"
+        answers="searched schedules against every fixed one, simulated", takes="minutes"
     ),
-    "context": Bench(answers="attention of long sequences, every kind beside peers", takes="1 h"),
+    "context": Bench(answers="attention of long sequences, every kind against peers", takes="1 h"),
     "moe": Bench(
-        answers="a block of experts beside that of transformers; ways of tokens", takes="30 min"
+        answers="a block of experts against that of transformers; ways of tokens", takes="30 min"
     ),
     "generation": Bench(
-        answers="greedy generation beside transformers, the same tokens", takes="10 min"
+        answers="greedy generation against transformers, the same tokens", takes="10 min"
     ),
     "scaling": Bench(answers="strong and weak scaling over data ranks", takes="15 min"),
-    "threads": Bench(answers="replicas on threads beside ranks", takes="15 min"),
-    "before": Bench(answers="this tree beside a checkout of an earlier commit", takes="20 min"),
+    "threads": Bench(answers="replicas on threads against ranks", takes="15 min"),
+    "before": Bench(answers="this tree against a checkout of an earlier commit", takes="20 min"),
     "operators": Bench(
         answers="where the CPU seconds of a step go, framework by framework", takes="5 min"
     ),
     "cluster": Bench(
-        answers="steps across two hosts joined by slow links, beside peers",
+        answers="steps across two hosts joined by slow links, against peers",
         takes="30 min",
         root=True,
     ),
     "tensor_overlap": Bench(
-        answers="tensor ranks in chunks beside gathers at once", takes="10 min", root=True
+        answers="tensor ranks in chunks against gathers at once", takes="10 min", root=True
     ),
     "local_sgd": Bench(
-        answers="islands over 20 Mbit/s beside torch's averaging", takes="15 min", root=True
+        answers="islands over 20 Mbit/s against torch's averaging", takes="15 min", root=True
     ),
     "wire": Bench(
         answers="bytes on the wire against the bytes that Echelon records",
@@ -62,7 +62,7 @@ BENCHES = {
         root=True,
     ),
     "accuracy": Bench(
-        answers="predicted beside published runs",
+        answers="predicted against published runs",
         takes="5 min",
         module="bench.planner_accuracy",
     ),
@@ -73,14 +73,14 @@ BENCHES = {
         answers="what fits without a run's like make of it: the bands of a plan", takes="1 h"
     ),
     "known_answers": Bench(
-        answers="published production choices beside the plan that we recommend", takes="10 min"
+        answers="published production choices against the plan that we recommend", takes="10 min"
     ),
     "planner_regret": Bench(
-        answers="predicted beside measured steps here; the first plan beside the fastest",
+        answers="predicted against measured steps here; the first plan beside the fastest",
         takes="1 h",
     ),
     "planner_speed": Bench(
-        answers="plans per CPU second, beside calculon where it is importable", takes="5 min"
+        answers="plans per CPU second, against calculon where it is importable", takes="5 min"
     ),
     "interop.memory": Bench(
         answers="memory of weights that leave and come in, way by way", takes="15 min"
