@@ -26,5 +26,4 @@ verify/             prove a program that is not ours, in any framework, by what 
 independent/        a second, plain implementation to prove the oracle by
 whole_run/          a whole run of the trainer, from data to text, beside one device
 bisect/             the smallest run that fails as a given one does
-matrix/             the combinations of layouts that are proven, and walks over them
 """

@@ -9,7 +9,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from echelon.core.rulebook import prove as rules
-from echelon.core.rulebook import races as race_rules
 from echelon.core.rulebook import verify as verify_rules
 from echelon.core.rulebook import weights as lora_rules
 from echelon.core.rules import Rule
@@ -107,18 +106,18 @@ def _load(check: Check) -> float:
 
 RACE_CLAIMS: tuple[ProofClaim, ...] = (
     ProofClaim(
-        race_rules.PROVE_AWAITED,
+        rules.PROVE_AWAITED,
         "every operation is awaited before its result is used",
         late_checks.races(RaceKind.NEVER_AWAITED, RaceKind.USED),
         note=late_checks.operations_note,
     ),
     ProofClaim(
-        race_rules.PROVE_IN_FLIGHT,
+        rules.PROVE_IN_FLIGHT,
         "what an operation reads and fills is left alone until it is awaited",
         late_checks.races(RaceKind.CHANGED),
     ),
     ProofClaim(
-        race_rules.PROVE_FREED,
+        rules.PROVE_FREED,
         "memory is given back once, and when nobody uses it any more",
         late_checks.races(RaceKind.FREED, RaceKind.USED_FREED, RaceKind.FREED_TWICE),
     ),
@@ -294,7 +293,7 @@ CLAIMS: tuple[ProofClaim, ...] = (
         predictions.bytes_held,
     ),
     ProofClaim(
-        race_rules.PROVE_LATE,
+        rules.PROVE_LATE,
         "the same bits when operations complete as late as they may",
         late_checks.same_bits,
     ),

@@ -30,7 +30,7 @@ from echelon.core.errors import ConfigError
 from echelon.core.mesh import Mesh
 from echelon.core.messages.notes import PROGRESS
 from echelon.core.plan import Layout, Pipeline, Plan, Recompute, Zero
-from echelon.core.rulebook import prove_trainer as rules
+from echelon.core.rulebook import prove as rules
 from echelon.cost.seconds.stages import split_layers
 from echelon.layout.islands import island_of, island_plan, without_losses
 from echelon.layout.stage import with_rounding
