@@ -20,8 +20,8 @@ from echelon.config.job import Job
 from echelon.config.load import absolute_entry, run_name_of
 from echelon.config.presets import read_extendable
 from echelon.config.reading import is_file
-from echelon.config.setting_layers import SettingLayers, gather_layers, parse_set_flags
 from echelon.config.schema import SETTINGS
+from echelon.config.setting_layers import SettingLayers, gather_layers, parse_set_flags
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import Precision
 from echelon.core.rulebook.interop import IMPORT_KIND
