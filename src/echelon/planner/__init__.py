@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The planner: the best plans of a model on a cluster, and what is to be said of any plan.
 
-Rooms, each of which imports from those above it in this list alone:
+Rooms, each of which imports from rooms above it in this list alone:
 
 predict/    what a plan takes: seconds of a step and bytes of its fullest rank, with bands
 search/     a request becomes an answer: every legal plan is walked, the best become Plans

@@ -305,7 +305,7 @@ def measure_trainer(
 
 def step_s(ranks: JobRanks, plan: Plan, *, warmup: int, steps: int) -> float:
     """Return the seconds of a step of `plan` on the first ranks: the slowest one's median."""
-    from echelon.training.measure.steps import StepsJob, take_steps
+    from echelon.training.measure.trainer import StepsJob, take_steps
 
     job = StepsJob(plan=plan, warmup=warmup, steps=steps)
     return max(ranks.run(take_steps, job, plan.mesh.world_size))

@@ -214,7 +214,7 @@ def calibrate_model(
 
     from echelon.launch.process_group import require_devices
     from echelon.launch.room import require_kernels
-    from echelon.training.measure.unit_times import measure_units
+    from echelon.training.measure.trainer import measure_units
 
     backend = job.plan.cluster.backend
     require_devices(backend, 1, set_by=job.source_of("cluster.preset"))
