@@ -40,7 +40,7 @@ test-all: check ## run make check, then the tests, with the long walks that make
 test-slow-eighth: $(VENV)/installed-dev ## run the eighth of the slow tests that is this commit's turn (EIGHTH=1 to 8: another), for 20 minutes
 	$(PYTEST) -m slow --slow-eighth $(or $(EIGHTH),commit) --at-most 1200
 
-check: $(VENV)/installed-dev ## check format, lint, types of what changed (WHOLE=1: all), import floors and file sizes
+check: $(VENV)/installed-dev ## check format, lint, types of changed files (WHOLE=1: all), import floors and file sizes
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m tests.type_check $(if $(WHOLE),--whole)
@@ -66,9 +66,9 @@ web: $(VENV)/installed-dev ## build the page of reports and of the explorer, src
 readme: $(VENV)/installed-dev ## write the blocks of pages that show output, and the generated pages, again
 	$(BIN)/python -m tests.docs.readme
 
-prove-matrix: $(VENV)/installed ## prove every layout of the matrix, of up to sixteen ranks (long; picks up where it stopped)
+prove-matrix: $(VENV)/installed-dev ## prove every layout of the matrix, of up to sixteen ranks (long; picks up where it stopped)
 	@mkdir -p runs
-	$(BIN)/python -m echelon.proof.matrix.walk --all --results runs/matrix.jsonl
+	$(BIN)/python -m tests.walks.matrix.walk --all --results runs/matrix.jsonl
 
 walk-plans: $(VENV)/installed-dev ## search for 500 plans at random, and look whether their run files take what was said (minutes)
 	$(BIN)/python -m tests.cli.plan.walk 500
@@ -89,10 +89,10 @@ walk-round-trips: $(VENV)/installed-dev ## take 200 random models of transformer
 	$(BIN)/python -m tests.training.round_trips.walk --trips 200 --results runs/round-trips.jsonl
 
 walk-rehearsals: $(VENV)/installed-dev ## rehearse every preset and 500 random plans under NCCL's rules, and execute 300 small ones beside (hours)
-	$(BIN)/python -m tests.rehearsal.walks.preset_walk --results runs/preset-rehearsals.jsonl
-	$(BIN)/python -m tests.rehearsal.walks.executed_walk --plans 300 --results runs/executed-rehearsals.jsonl
-	$(BIN)/python -m echelon.rehearsal.random_walk --plans 300 --ranks 16 --results runs/rehearsals.jsonl
-	$(BIN)/python -m echelon.rehearsal.random_walk --plans 200 --ranks 1024 --results runs/rehearsals.jsonl
+	$(BIN)/python -m tests.walks.rehearsals.preset_walk --results runs/preset-rehearsals.jsonl
+	$(BIN)/python -m tests.walks.rehearsals.executed_walk --plans 300 --results runs/executed-rehearsals.jsonl
+	$(BIN)/python -m tests.walks.rehearsals.random_walk --plans 300 --ranks 16 --results runs/rehearsals.jsonl
+	$(BIN)/python -m tests.walks.rehearsals.random_walk --plans 200 --ranks 1024 --results runs/rehearsals.jsonl
 
 clean: ## remove .venv, the site and caches (runs/ is yours and stays)
 	rm -rf $(VENV) build/docs build/site .cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

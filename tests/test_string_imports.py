@@ -20,7 +20,6 @@ RECORDS = ("core/choices/", "schedule/")
 
 PEERS = {
     "proof/independent/reading.py",
-    "proof/matrix/bytes_walk.py",
     "proof/run.py",
     "proof/whole_run/whole_run.py",
 }

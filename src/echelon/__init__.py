@@ -88,10 +88,9 @@ if TYPE_CHECKING:
     from echelon.api.exporting import export_weights
     from echelon.api.generating import Generated, generate
     from echelon.api.observing import observe, observe_experts, observe_schedule
-    from echelon.api.parallelizing import parallelize
+    from echelon.api.parallelizing import parallelize, threaded
     from echelon.api.planning import bisect, plan, prove
     from echelon.api.rehearsing import rehearse
-    from echelon.api.replicating import threaded
     from echelon.api.reporting import explore, report
     from echelon.api.strategies import DistributionStrategy, strategy
     from echelon.api.training import TrainResult, train
@@ -161,7 +160,7 @@ else:
         "rehearse": "echelon.api.rehearsing",
         "report": "echelon.api.reporting",
         "strategy": "echelon.api.strategies",
-        "threaded": "echelon.api.replicating",
+        "threaded": "echelon.api.parallelizing",
         "train": "echelon.api.training",
         "verify": "echelon.api.verifying",
     }

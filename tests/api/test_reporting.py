@@ -12,7 +12,7 @@ from echelon.core.errors import ConfigError
 from echelon.page.documents.plan import plan_page
 from echelon.page.documents.run import run_page
 from echelon.page.html import page_html
-from tests.page.test_run import steps, written
+from tests.page.documents.test_run import steps, written
 
 FIGURES = ["memory.svg", "step.svg"]
 

@@ -21,7 +21,7 @@ from echelon.cli.written_files import (
     WrittenFiles,
 )
 from echelon.core.errors import ConfigError
-from tests.page.test_run import steps, written
+from tests.page.documents.test_run import steps, written
 
 COMMANDS = {
     "plan": ["plan", "nano"],

@@ -17,8 +17,8 @@ import torch
 from echelon.core.mesh import Mesh
 from echelon.core.plan import OffloadTarget, OptimizerKind, Plan, Precision, Recompute, ZeroStage
 from echelon.launch.local.supervisor import RankPool
-from echelon.proof.matrix.zero_cases import STAGES, ZeroCase
 from echelon.proof.run import prove
+from tests.walks.matrix.zero_cases import STAGES, ZeroCase
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),

@@ -18,10 +18,10 @@ from echelon.planner.explain.compare import compare_plans
 from echelon.proof.claims.claims import ClaimResult
 from echelon.proof.verdict import Proof, ProofPass
 from echelon.telemetry.summary import summarize_run
+from tests.page.documents.test_rehearsal import rehearsal
+from tests.page.documents.test_run import steps, written
 from tests.page.drawn.reading import HOSTILE
 from tests.page.drawn.test_static import HARMLESS, Reader
-from tests.page.test_rehearsal import rehearsal
-from tests.page.test_run import steps, written
 
 
 def test_a_proof_is_its_page() -> None:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from echelon.page.serve import served_run
-from tests.page.test_run import steps, written
+from tests.page.documents.test_run import steps, written
 
 pytestmark = pytest.mark.timeout(60)
 

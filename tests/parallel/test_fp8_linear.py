@@ -13,11 +13,11 @@ from echelon.launch.local.supervisor import RankPool
 from echelon.models.decoder import Decoder
 from echelon.models.modules import EmptyLinear
 from echelon.parallel.fp8_linear import multiply_in_fp8
-from echelon.proof.matrix.bytes_walk import compare_plan
 from echelon.proof.oracle.fp8 import rounded_to_fp8
 from echelon.proof.run import prove
 from tests.parallel.layouts import GPT2, NANO, QWEN, plan_of
 from tests.proof.layouts import BF16, Changes, layout
+from tests.walks.plans.bytes_walk import compare_plan
 
 FP8: Changes = {"matmul": "fp8", "fp8_block": 8}
 SCATTERED: Changes = {"tp": 2, "sequence_parallel": True}

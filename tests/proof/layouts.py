@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from echelon.core.plan import Documents, Plan
-from echelon.proof.matrix.cases import Case
 from echelon.proof.shrink import shrink
+from tests.walks.matrix.cases import Case
 
 Changes = dict[str, Any]
 

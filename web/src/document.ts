@@ -100,9 +100,7 @@ export interface BarRow {
   over: boolean;
 }
 /**
- * Hold the seconds of a step by term; the step is between `low` and `high` seconds.
- *
- * `others` are the terms that the bar "other" has together.
+ * The seconds of a step by term.
  */
 export interface WaterfallFigure {
   kind: "waterfall";

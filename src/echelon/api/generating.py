@@ -17,13 +17,9 @@ from typing import TYPE_CHECKING
 from echelon.api.training import TrainResult
 from echelon.config.generation import Request, Sampling, generation_plan, require_request
 from echelon.core.cluster import Backend
-from echelon.core.errors import ConfigError
 from echelon.core.optional import optional_package
 from echelon.core.plan import Plan
-from echelon.core.rulebook.data import SAMPLE_OF_STEP
 from echelon.core.units import binary_bytes
-from echelon.training.data.batches import BatchLayout
-from echelon.training.data.look import SampleLook, SourceLook, look_at_sample, look_at_sources
 from echelon.training.data.mixed_dataset import open_data
 
 if TYPE_CHECKING:
@@ -125,7 +121,6 @@ def generate_texts(
     plan = generation_plan(trained, settings)
     checkpoint = find_checkpoint(path).path
     optional_package("torch", extra="train", purpose="generating text")
-    from echelon.training.data.mixed_dataset import open_data
     from echelon.training.inference import GenerateTask, rank_cache_size
 
     data = run.data if isinstance(run, TrainResult) else data_of_run(directory.run_file)
@@ -267,65 +262,3 @@ def data_of_run(run_file: Path) -> Path:
 
     job = load_job(run_file)
     return data_of_settings(job.data, job.train.runs_dir)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataLook:
-    """Say what is in data, by source, and show a sample where one was asked for."""
-
-    path: str
-    hash: str
-    sources: tuple[SourceLook, ...]
-    sample: SampleLook | None = None
-
-
-def look_at(path: str | Path, *, step: int | None = None, sample: int = 0) -> DataLook:
-    """Return what a run reads, or what a folder of prepared data holds.
-
-    `step` (from 1) and `sample` (from 0) ask for the text of a sample of a run. DataError where
-    there is no data, or it is damaged; ConfigError where there is no such sample.
-    """
-    from echelon.api.generating import data_of_run
-    from echelon.config.load import load_job
-    from echelon.telemetry.run_directory import run_of
-
-    folder = Path(path)
-    if not (folder / "plan.json").is_file() and folder.parent.name != "checkpoints":
-        if step is not None:
-            raise ConfigError(
-                SAMPLE_OF_STEP.problem(
-                    f"{folder} is no run, so it has no step {step}",
-                    suggestions=("echelon data look RUN --step 1", f"echelon data look {folder}"),
-                )
-            )
-        whole = open_data(folder, verify=True)
-        return DataLook(path=str(folder), hash=whole.index.hash, sources=look_at_sources(whole))
-    if sample and step is None:
-        raise ConfigError(
-            SAMPLE_OF_STEP.problem(
-                f"sample {sample} is of a step, and no step is named",
-                suggestions=(f"--step 1 --sample {max(sample, 0)}", "without --sample"),
-            )
-        )
-    run = run_of(folder)
-    job, layout = load_job(run.run_file), BatchLayout.from_plan(run.plan())
-    dataset = open_data(data_of_run(run.run_file), train_on=job.data.train_on)
-    training = dataset
-    if job.data.validation_fraction > 0:
-        training, _ = dataset.split(job.data.validation_fraction)
-    shown = None
-    if step is not None:
-        shown = look_at_sample(
-            training,
-            layout,
-            seed=run.plan().mathematics.seed,
-            step=step,
-            sample=sample,
-            epoch_end=job.data.epoch_end,
-        )
-    return DataLook(
-        path=str(folder),
-        hash=dataset.index.hash,
-        sources=look_at_sources(training, steps=job.train.steps, layout=layout),
-        sample=shown,
-    )

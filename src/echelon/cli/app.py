@@ -408,7 +408,6 @@ def help_(
     *command: Annotated[str, Parameter(help="A command, such as plan or data prepare.")],
 ) -> int:
     """Show what a command takes, as `echelon COMMAND --help` does; without one, list all."""
-    from echelon.cli.app import build_app
 
     build_app()([*command, "--help"])
     return 0
@@ -423,7 +422,6 @@ def completion(
     zsh:  echelon completion zsh > DIR/_echelon, for a DIR of $fpath
     fish: echelon completion fish > ~/.config/fish/completions/echelon.fish
     """
-    from echelon.cli.app import build_app
 
     script = build_app().generate_completion(shell=shell)
     # Where the script knows no word, the shell offers files: RUN is a preset or a run.toml.

@@ -8,7 +8,7 @@ one process. The answer is on stdout, and in `--json`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,16 +23,19 @@ from echelon.cli.stderr import note, working
 from echelon.cli.written_files import REPORT, ReportNames, WrittenFiles
 from echelon.core.choices.strategies import STRATEGIES
 from echelon.core.settings.value_types import toml_text
-from echelon.core.units import binary_bytes, decimal_bytes, duration, short_count
-from echelon.page.documents.comparison import comparison_page, verdict_of_comparison, what_changes
+from echelon.page.documents.comparison import (
+    comparison_page,
+    part_sections,
+    verdict_of_comparison,
+    what_changes,
+)
 from echelon.planner.explain.compare import PlanComparison
-from echelon.planner.view.text_layout import WIDTH, fit_page, table
+from echelon.planner.view.text_layout import WIDTH, fit_page, section_text, table
 
 if TYPE_CHECKING:
     from echelon.proof.deviations import StrategyDeviation
 
 WIDEST_VALUE = 22  # columns of a value on a page of 80
-LARGE = 1000  # a ratio
 
 ALL = "all"
 TOLD = ("loss", "gradient", "parameter")
@@ -129,17 +132,8 @@ def _parts(found: PlanComparison, a: str, b: str, columns: int) -> Iterator[str]
             for one in found.differences
         ]
         yield table(("setting", "A", "B", "changes"), rows, columns)
-    titles: Mapping[str, tuple[str, Callable[[float], str]]] = {
-        "held": ("Between steps the fullest rank holds:", binary_bytes),
-        "step": ("While a step runs it holds too, at most, beside activations:", binary_bytes),
-        "sent": ("In a step the busiest rank sends, over each axis:", decimal_bytes),
-        "seconds": ("A step takes, by the planner's estimate:", _time),
-    }
-    theirs = found.b.parts()
-    for part, ours in found.a.parts().items():
-        title, text = titles[part]
-        if any((*ours.values(), *theirs[part].values())):
-            yield f"{title}\n\n{_terms(ours, theirs[part], text, columns)}"
+    for part in part_sections(found):
+        yield section_text(part, columns=columns)
 
 
 def _short(value: object, widest: int) -> str:
@@ -151,28 +145,6 @@ def _short(value: object, widest: int) -> str:
     else:
         text = value if isinstance(value, str) else toml_text(value)
     return text if len(text) <= widest else f"{text[: widest - 3]}..."
-
-
-def _time(seconds: float) -> str:
-    return f"{1e3 * seconds:.2f}ms" if seconds < 1 else duration(seconds)
-
-
-def _ratio(ours: float, theirs: float) -> str:
-    if not ours:
-        return "-"
-    ratio = theirs / ours
-    return f"{ratio:.2f}" if ratio < LARGE else short_count(ratio)
-
-
-def _terms(
-    a: Mapping[str, float], b: Mapping[str, float], text: Callable[[float], str], columns: int
-) -> str:
-    """Return terms side by side, and their sums, each with B as a part of A; none that is 0."""
-    names = [name for name in dict.fromkeys((*a, *b)) if a.get(name) or b.get(name)]
-    rows = [(name, a.get(name, 0), b.get(name, 0)) for name in names]
-    rows.append(("together", sum(a.values()), sum(b.values())))
-    cells = [(name, text(ours), text(theirs), _ratio(ours, theirs)) for name, ours, theirs in rows]
-    return table(("", "A", "B", "B / A"), cells, columns)
 
 
 def compare_with_one_process(

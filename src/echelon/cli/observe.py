@@ -106,8 +106,6 @@ def observe(
     if serve:
         return _serve(run)
     if follow:
-        from echelon.cli.observe import follow as follow_run
-
         return follow_run(run)
     if experts:
         return show_experts(run, step, json)
@@ -432,7 +430,7 @@ def mirror_in(run: Path, tracker: str, json: bool) -> int:
     return 0
 
 
-def follow(path: Path, *, wait: Callable[[float], None] = sleep) -> int:
+def follow_run(path: Path, *, wait: Callable[[float], None] = sleep) -> int:
     """Show how the run at `path` stands until its last step is done; Ctrl-C ends it before.
 
     ConfigError where there is no run, or its metrics cannot be read.

@@ -24,7 +24,6 @@ device_mesh       the groups of a rank, made from its mesh or by somebody else
 recompute         forward again in backward
 completion/       when operations complete: as they can, or as late as they may
 tensor_overlap    products of tensor parallelism beside their messages
-islands/          meetings of islands that may be lost
 threads/          replicas of a module on threads of one process
 transport/        collectives, messages, and their record
 offload/          where slices rest between uses

@@ -8,7 +8,6 @@ these imports those above it only:
 subject.py          the thing under proof: what is asked of a training engine
 evidence/           one device and the ranks of any program; how far off they may be
 sum_bounds.py       bounds of sums that are rounded on their way
-activations.py      what ranks say of activations, as it travels
 oracle/             the same training on one device, in plain code
 ranks.py            what each rank does in a proof, and the files that it writes
 observed.py         what the ranks said, put together: whole tensors, losses, routes
@@ -27,5 +26,4 @@ verify/             prove a program that is not ours, in any framework, by what 
 independent/        a second, plain implementation to prove the oracle by
 whole_run/          a whole run of the trainer, from data to text, beside one device
 bisect/             the smallest run that fails as a given one does
-matrix/             the combinations of layouts that are proven, and walks over them
 """

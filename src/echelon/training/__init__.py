@@ -8,7 +8,7 @@ evaluator.py         validation of checkpoints beside a run
 measure/             kernels, collectives, units and steps, timed on this machine
 loop.py              the loop of one rank: steps, validation, checkpoints, Ctrl-C
 subject.py           the engine as the thing under proof
-routing_recorder.py  routes of a step, activation_recorder.py what passes between blocks
+recorders.py         routes of a step, and what passes between blocks
 run_checkpoints.py   the checkpoints of one run
 diagnosis.py         where a NaN came from
 generate.py          text from a trained model, on one device and without a cache

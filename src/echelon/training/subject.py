@@ -21,17 +21,21 @@ from echelon.launch.context import RankContext
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.piece_sizes import PROOF_PIECES, TRAINING_PIECES, PieceSizes
 from echelon.parallel.completion.completion import Completion
-from echelon.parallel.islands.meetings import Meeting
 from echelon.parallel.offload.store import storage_bytes
 from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.storage.weights import Shard
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder, clock_of
 from echelon.schedule.action import ActionKind
-from echelon.training.activation_recorder import ActivationRecorder, RecordedActivation
 from echelon.training.engine import TrainEngine, make_engine
 from echelon.training.local_sgd.elastic_steps import ElasticOuterSteps
-from echelon.training.routing_recorder import RecordedRouting, RoutingRecorder
+from echelon.training.local_sgd.meetings import Meeting
+from echelon.training.recorders import (
+    ActivationRecorder,
+    RecordedActivation,
+    RecordedRouting,
+    RoutingRecorder,
+)
 from echelon.training.servers.server import AsynchronousServer
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from echelon.cli.main import main
-from echelon.cli.observe import follow
+from echelon.cli.observe import follow_run
 from echelon.telemetry.live import ASCII, UNICODE
-from tests.page.test_run import steps, written
+from tests.page.documents.test_run import steps, written
 
 
 class Terminal(io.StringIO):
@@ -44,7 +44,7 @@ def test_a_pipe_gets_a_line_for_what_is_new(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = written(tmp_path, "")
-    assert follow(path, wait=grown(path, 1, 1, 3, 5)) == 0
+    assert follow_run(path, wait=grown(path, 1, 1, 3, 5)) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[0] for line in lines] == [
         *("step 0/300", "step 1/5", "step 3/5", "step 5/5"),
@@ -68,7 +68,7 @@ def test_a_terminal_has_curves_in_their_place(
     monkeypatch.setenv("TERM", term)
     monkeypatch.setenv("COLUMNS", "44")
     path = written(tmp_path, "")
-    assert follow(path, wait=grown(path, 2, 5)) == 0
+    assert follow_run(path, wait=grown(path, 2, 5)) == 0
     first, second, third = terminal.getvalue().split("\x1b[J")
     # It goes back over as many lines as it drew.
     assert first.endswith("\x1b[1F")
@@ -92,7 +92,7 @@ def test_a_finished_run_is_shown_once_and_ctrl_c_ends_it(
 
     (path / "metrics.jsonl").write_text("".join(steps(3).splitlines(keepends=True)[:3]))
     with pytest.raises(KeyboardInterrupt):  # the end of the run was not seen
-        follow(path, wait=interrupted)
+        follow_run(path, wait=interrupted)
 
 
 @pytest.mark.parametrize("other", [["--schedule"], ["--json"], ["--out", "a.html"], ["--serve"]])

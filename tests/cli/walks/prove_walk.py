@@ -1,7 +1,7 @@
 """Random plans, proven by the command: `python -m tests.cli.walks.prove_walk --plans 100 --seed 7`.
 
 Each is drawn as settings on a preset: every third a mixture with a capacity factor, the others of a
-random family (`tests.proof.matrix.random_families`). `echelon plan` is asked first. Where it
+random family (`tests.walks.plans.random_families`). `echelon plan` is asked first. Where it
 refuses the settings, the draw is no plan; where it does not, `echelon prove` must prove them. A
 refusal by `prove` is a failure, as is a proof that does not hold, a traceback, or a command that
 hangs.
@@ -24,11 +24,11 @@ from statistics import median, quantiles
 from typing import Any
 
 from echelon.core.version import source_hash
-from echelon.proof.matrix.random_settings import PRESET, Settings, flags_of
-from echelon.proof.matrix.walk import append_line, lines_of
-from echelon.rehearsal.random_walk import until_so_many_ran
 from tests.cli.walks.commands import CommandEnd, Commands, commands_in
-from tests.proof.matrix.random_families import draw_any, draw_family
+from tests.walks.matrix.walk import append_line, lines_of
+from tests.walks.plans.random_families import draw_any, draw_family
+from tests.walks.plans.random_settings import PRESET, Settings, flags_of
+from tests.walks.rehearsals.random_walk import until_so_many_ran
 
 Line = dict[str, Any]
 

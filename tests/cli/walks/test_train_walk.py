@@ -10,10 +10,10 @@ from typing import Any, cast
 import pytest
 
 from echelon.config.load import load_job
-from echelon.proof.matrix.random_settings import PRESET, Settings, flags_of
 from tests.cli.walks import train_walk
 from tests.cli.walks.commands import CommandEnd, Commands, commands_in
 from tests.cli.walks.train_walk import other_layout, shortened, summary, train_random
+from tests.walks.plans.random_settings import PRESET, Settings, flags_of
 
 NO_NAMES = json.dumps({"problems": [{"rule": "weights-have-architecture"}]})
 REFUSED = json.dumps({"problems": [{"rule": "tp-divides-heads"}]})

@@ -27,11 +27,11 @@ from random import Random
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
 from echelon.core.version import source_hash
-from echelon.proof.matrix.random_settings import PRESET, Settings, draw_settings, flags_of
-from echelon.proof.matrix.walk import append_line, lines_of
-from echelon.rehearsal.random_walk import until_so_many_ran
 from tests.cli.walks.commands import CommandEnd, Commands, commands_in
 from tests.cli.walks.prove_walk import Line, draw, is_refused, was_planned, with_settings
+from tests.walks.matrix.walk import append_line, lines_of
+from tests.walks.plans.random_settings import PRESET, Settings, draw_settings, flags_of
+from tests.walks.rehearsals.random_walk import until_so_many_ran
 
 NUM_STEPS = 2
 """Steps of a run, and of the run that resumes it."""

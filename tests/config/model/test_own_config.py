@@ -16,10 +16,10 @@ from echelon.core.errors import CheckpointError, ConfigError
 from echelon.core.model_shape import RopeScaling
 from echelon.core.parameters import base_shape
 from echelon.interop.hugging_face.folder import own_config, shape_of_config
-from echelon.proof.matrix.random_settings import PRESET, flags_of
 from echelon.training.weights.files import position_problems
 from tests.cli.walks.prove_walk import draw
 from tests.parallel.layouts import NANO
+from tests.walks.plans.random_settings import PRESET, flags_of
 
 YARN = RopeScaling(kind="yarn", factor=4.0, original_positions=32)
 

@@ -12,9 +12,9 @@ from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.cost.activations.closed_forms import (
+    bytes_of_block,
     gpt_block_bytes,
     loss_bytes,
-    redone_bytes_of_block,
     saved_bytes_of_block,
 )
 from echelon.cost.activations.from_plan import activation_numbers_from_plan
@@ -118,8 +118,8 @@ def test_closed_forms_of_our_trainer_are_what_its_operators_keep(draws: dict[str
     if plan is None:
         return
     work, x = cost_inputs_from_plan(plan), activation_numbers_from_plan(plan)
-    whole = saved_bytes_of_block(work, mixture=False)
-    closed = float(whole - redone_bytes_of_block(work, mixture=False))
+    whole, redone = bytes_of_block(work, mixture=False)
+    closed = float(whole - redone)
     assert closed == pytest.approx(_kept(block_operators(plan, x, 0, (0, 0, None))), rel=1e-9)
 
 
@@ -138,8 +138,8 @@ def test_norms_after_branches_are_kept_whatever_is_made_again(
     ]
     plan = load_job("llama3-8b-zero3", words).plan
     work, x = cost_inputs_from_plan(plan), activation_numbers_from_plan(plan)
-    whole = saved_bytes_of_block(work, mixture=False)
-    closed = float(whole - redone_bytes_of_block(work, mixture=False))
+    whole, redone = bytes_of_block(work, mixture=False)
+    closed = float(whole - redone)
     assert closed == pytest.approx(_kept(block_operators(plan, x, 0, (0, 0, None))), rel=1e-9)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.core.plan import DTYPE_BYTES
+from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.all_reduce import SumGroup, sum_group
-from echelon.cost.bytes.sent import bytes_sent, collective_tiers
+from echelon.cost.bytes.sent import bytes_sent
 from echelon.cost.bytes.terms import all_reduce_bytes
 from echelon.cost.bytes.transient import transient_terms
 from echelon.cost.peak.rank_peak import PeakWalk
@@ -118,6 +118,25 @@ def test_slices_beside_a_sum_by_hand() -> None:
     # Two others of the node send two slices each.
     assert member("hierarchical", 0, six).slices_beside() == 4
     assert member("ring", 0, (0, 1)).slices_beside() == 1
+
+
+def collective_tiers(plan: Plan, rank: int) -> dict[str, tuple[int, int]]:
+    """Return what a rank sends in a step over each axis: inside of its node, and beyond.
+
+    Only of axes all of whose terms tell.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    terms = bytes_sent(plan, rank)
+    for axis in {term.axis for term in terms if term.far is not None}:
+        near = far = 0
+        for term in (one for one in terms if one.axis == axis):
+            if term.far is None:
+                break
+            beyond = term.count * term.far // term.every
+            near, far = near + term.bytes - beyond, far + beyond
+        else:
+            found[axis] = near, far
+    return found
 
 
 def test_a_plan_with_slices_on_two_nodes_sends_half_as_much_between_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,17 +12,29 @@ from hypothesis import strategies as st
 
 from echelon.cost.bytes.generate import (
     CacheSize,
+    GenerationPass,
     cache_size,
     cache_width,
     cached_blocks,
     generated_bytes,
-    greedy_passes,
 )
 from echelon.inference.cache import CachedSequence, PagedCache
 from echelon.launch.local.supervisor import RankPool
 from tests.inference.cases import LATENT, MODELS, PROMPTS
 from tests.inference.runs import COUNT, generation_plan, split_name, written
 from tests.parallel.layouts import plan_of
+
+
+def greedy_passes(prompts: Sequence[int], max_tokens: int, pp: int) -> list[GenerationPass]:
+    """Return the passes that write `max_tokens` after prompts of so many tokens, none ending.
+
+    There are as many groups of prompts as stages, where there are so many prompts.
+    """
+    count = min(pp, len(prompts))
+    groups = [prompts[place::count] for place in range(count)]
+    first = [GenerationPass(tokens=sum(one), sequences=len(one)) for one in groups]
+    later = [GenerationPass(tokens=len(one), sequences=len(one)) for one in groups]
+    return first + later * (max_tokens - 1)
 
 
 @pytest.mark.one_in(4)

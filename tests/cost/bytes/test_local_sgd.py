@@ -16,7 +16,6 @@ from echelon.cost.bytes.held import bytes_held
 from echelon.cost.bytes.local_sgd import (
     mean_outer_bytes,
     outer_bytes,
-    outer_bytes_by_tier,
     outer_held,
     outer_step_bytes,
     rejoin_bytes,
@@ -63,14 +62,6 @@ def test_steps_of_a_round_send_its_bytes_and_no_others(rank: int) -> None:
     assert sum(each[:4]) == sum(term.each for term in mean_outer_bytes(plan, rank))
     inner = bytes_sent_by_axis(plan, rank)
     assert inner[REPLICATE] == sum(t.bytes for t in mean_outer_bytes(plan, rank))
-
-
-def test_tiers_add_up_and_islands_on_other_nodes_are_across() -> None:
-    plan = sharded(every=4)
-    cluster = replace(plan.cluster, devices_per_node=2, nodes=2)
-    near, far = outer_bytes_by_tier(plan, 0)
-    assert (near > 0, far) == (True, 0)
-    assert outer_bytes_by_tier(replace(plan, cluster=cluster), 0) == (0, near)
 
 
 def test_outer_state_is_held_as_slices_are() -> None:

@@ -18,7 +18,7 @@ from echelon.cost.peak.place_walk import (
     operator_of,
     writes_at_end,
 )
-from echelon.cost.peak.rank_peak import TERMS, PeakWalk, rank_peak
+from echelon.cost.peak.rank_peak import TERMS, PeakWalk
 from echelon.layout.stage import held_experts, part_of, stage_parameters
 from echelon.schedule.from_plan import schedule_from_plan
 
@@ -67,7 +67,7 @@ def test_a_place_that_is_alike_takes_the_walk_of_another(flags: tuple[str, ...])
 def test_peaks_found_together_are_those_of_each_rank_alone(flags: tuple[str, ...]) -> None:
     plan = plan_of(*PIPELINE, *flags)
     together = PeakWalk(plan).by_place()
-    assert together == [rank_peak(plan, one.rank) for one in together]
+    assert together == [PeakWalk(plan).peak(one.rank) for one in together]
 
 
 def test_units_are_called_by_the_blocks_of_the_rank_that_asks() -> None:

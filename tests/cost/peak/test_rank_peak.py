@@ -14,7 +14,6 @@ from echelon.cost.peak.rank_peak import (
     PeakWalk,
     memory_by_place,
     position_table_bytes,
-    rank_peak,
     resting_terms,
     server_peak_buffers,
 )
@@ -46,7 +45,7 @@ def test_terms_are_model_state_and_what_a_step_adds(flags: tuple[str, ...]) -> N
 
 def test_without_anything_else_the_peak_is_that_of_activations() -> None:
     plan = plan_of()
-    peak = rank_peak(plan, 0)
+    peak = PeakWalk(plan).peak(0)
     tokens = 16 * plan.local_tokens * plan.num_microbatches
     walked = max(float(action.peak) for action in RankActivations(plan, 0).actions())
     assert peak.terms["activations"] == walked
@@ -70,7 +69,7 @@ def test_a_longer_step_has_its_losses_and_its_tokens_more() -> None:
         for count in (12, 48)
     )
     rank = few.mesh.rank({Axis.PP: 1})
-    short, long = rank_peak(few, rank), rank_peak(many, rank)
+    short, long = PeakWalk(few).peak(rank), PeakWalk(many).peak(rank)
     assert long.terms["buffers"] - short.terms["buffers"] == 36 * 16 * few.local_tokens
     assert long.terms["activations"] - short.terms["activations"] == 36 * 4
     for name in ("messages", "gathered", *STATE):
@@ -79,7 +78,7 @@ def test_a_longer_step_has_its_losses_and_its_tokens_more() -> None:
 
 def test_an_update_may_be_the_peak() -> None:
     flags = ("optimizer.kind=muon", "batch.sequence_length=8", "batch.microbatch_sequences=1")
-    peak = rank_peak(plan_of(*flags), 0)
+    peak = PeakWalk(plan_of(*flags)).peak(0)
     assert peak.where == "update"
     assert peak.terms["activations"] == 0
     assert peak.terms["buffers"] > 0
@@ -127,7 +126,7 @@ def test_cpu_ranks_take_their_planned_peaks_of_the_host(settings: tuple[str, ...
     ranks = range(plan.mesh.world_size)
     places = memory_by_place(plan, ranks)
     assert sum(place.num_ranks for place in places) == len(ranks)
-    planned = sum(rank_peak(plan, rank).bytes for rank in ranks)
+    planned = sum(PeakWalk(plan).peak(rank).bytes for rank in ranks)
     assert sum(place.num_ranks * place.host_bytes for place in places) == pytest.approx(planned)
     assert all(place.device_bytes == 0 for place in places)
 
@@ -137,7 +136,7 @@ def test_ranks_of_another_host_do_not_count() -> None:
     # Stages are outermost: the first four ranks are those of the first two.
     first = memory_by_place(plan, range(4))
     assert [place.num_ranks for place in first] == [2, 2]
-    peaks = [rank_peak(plan, rank).bytes for rank in (0, 2)]
+    peaks = [PeakWalk(plan).peak(rank).bytes for rank in (0, 2)]
     assert [place.host_bytes for place in first] == pytest.approx(peaks)
 
 
@@ -145,11 +144,11 @@ def test_what_gpus_offload_is_memory_of_their_host() -> None:
     kept = load_job("llama3-8b-zero3").plan
     (place,) = memory_by_place(kept, range(8))
     assert (place.num_ranks, place.host_bytes) == (8, 0)
-    assert place.device_bytes == pytest.approx(rank_peak(kept, 0).bytes)
+    assert place.device_bytes == pytest.approx(PeakWalk(kept).peak(0).bytes)
     plan = load_job("llama3-8b-zero3", ["zero.optimizer_offload=host"]).plan
     (place,) = memory_by_place(plan, range(8))
     assert place.host_bytes == bytes_held_by_pool(plan, 0)["host"]
-    assert place.device_bytes < rank_peak(kept, 0).bytes
+    assert place.device_bytes < PeakWalk(kept).peak(0).bytes
 
 
 def test_buffers_between_gpus_and_files_are_memory_of_the_host(tmp_path: object) -> None:

@@ -26,7 +26,7 @@ What a family has beside what stands there is refused by name: another kind of s
 a window of some layers, ALiBi. Each is
 compared with `transformers` in float64: logits, loss and the gradient of every weight of small
 models (`tests/config/model/architectures/test_llama.py`); every kind of block is proven in each
-split, bytes included (`src/echelon/proof/matrix/block_cases.py`); and a small `config.json` of each
+split, bytes included (`tests/walks/matrix/block_cases.py`); and a small `config.json` of each
 family is proven over two data, two tensor and two pipeline ranks, with the sequence split
 (`tests/config/model/architectures/test_table.py`).
 

@@ -12,7 +12,7 @@ from echelon.cli.main import main
 from echelon.config.load import load_job
 from echelon.core.errors import EnvironmentProblem
 from echelon.core.plan import Plan
-from echelon.cost.peak.rank_peak import memory_by_place, rank_peak
+from echelon.cost.peak.rank_peak import PeakWalk, memory_by_place
 from echelon.launch import room
 from echelon.launch.host import START_BYTES, MemoryLimit
 from echelon.launch.room import (
@@ -45,7 +45,7 @@ def test_what_a_host_needs_is_the_planned_peak_and_a_process_of_each_rank() -> N
     need = need_of_plan(plan, range(4))
     overhead = START_BYTES + 4 * RANK_PROCESS_BYTES
     assert need.num_ranks == 4
-    assert need.host_bytes == pytest.approx(4 * rank_peak(plan, 0).bytes + overhead)
+    assert need.host_bytes == pytest.approx(4 * PeakWalk(plan).peak(0).bytes + overhead)
 
 
 def test_room_is_refused_by_one_byte_with_the_arithmetic() -> None:

@@ -14,9 +14,9 @@ from echelon.page.documents.proof import proof_page
 from echelon.page.documents.rehearsal import rehearsal_page
 from echelon.page.documents.run import run_page
 from echelon.planner.view.document import PageDocument
-from tests.page.test_proof import proof
-from tests.page.test_rehearsal import rehearsal
-from tests.page.test_run import steps
+from tests.page.documents.test_proof import proof
+from tests.page.documents.test_rehearsal import rehearsal
+from tests.page.documents.test_run import steps
 from tests.telemetry.recorded_runs import plan_of, stage_times, write_run
 
 HOSTILE = "</script><img src=x onerror=alert(1)>" + "x" * 300

@@ -13,7 +13,7 @@ from echelon.page.drawn.marks import svg_file
 from echelon.page.drawn.static import static_html
 from tests.page.browser.conftest import Opener
 from tests.page.browser.documents import documents
-from tests.page.test_bad_runs import huge_run
+from tests.page.documents.test_run_bad_files import huge_run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -10,7 +10,7 @@ import pytest
 from echelon.page.serve import served_run
 from tests.page.browser.conftest import WIDTHS, Opener
 from tests.page.browser.documents import documents
-from tests.page.test_run import steps, written
+from tests.page.documents.test_run import steps, written
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -16,11 +16,11 @@ from echelon.launch.local.supervisor import RankPool
 from echelon.models.moe import Expert, MixtureOfExperts
 from echelon.parallel.expert.feed_forward import ExpertFeedForward
 from echelon.parallel.tensor import TensorSplit
-from echelon.proof.matrix.bytes_walk import compare_plan
 from echelon.proof.run import prove
 from tests.parallel.layouts import DEEPSEEK, MIXTRAL, plan_of
 from tests.parallel.one_rank import alone
 from tests.proof.layouts import Changes
+from tests.walks.plans.bytes_walk import compare_plan
 
 COUNTS = [3, 0, 5, 1, 0, 2, 0, 4]
 

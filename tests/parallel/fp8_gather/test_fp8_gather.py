@@ -12,12 +12,12 @@ from echelon.core.plan import Optimizer, Plan, Precision, Recompute, Zero
 from echelon.launch.local.supervisor import RankPool
 from echelon.layout.buckets import plan_buckets
 from echelon.layout.stage import rank_part
-from echelon.proof.matrix.bytes_walk import compare_plan
 from echelon.proof.run import prove
 from tests.parallel.layouts import ADAMW, DEEPSEEK, MIXTRAL, NANO, plan_of
 from tests.parallel.one_device import assemble
 from tests.parallel.targets import train
 from tests.proof.layouts import BF16, Changes, layout
+from tests.walks.plans.bytes_walk import compare_plan
 
 FP8: Changes = {"matmul": "fp8", "fp8_block": 8}
 GATHER: Changes = {"stage": 3, "gather": "fp8"}

@@ -8,12 +8,12 @@ import pytest
 
 from echelon.core.plan import Plan
 from echelon.launch.local.supervisor import RankPool
-from echelon.proof.matrix.bytes_walk import compare_plan
 from echelon.proof.run import prove
 from tests.parallel.expert.test_feed_forward import CASES as EXPERTS
 from tests.parallel.expert.test_feed_forward import plan_in_fp8
 from tests.parallel.test_fp8_linear import BYTES, CASES, fp8_plan
 from tests.proof.layouts import BF16, Changes, layout
+from tests.walks.plans.bytes_walk import compare_plan
 
 TENSOR: Changes = {
     "matmul": "fp8",

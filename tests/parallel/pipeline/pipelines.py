@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from echelon.core.plan import Plan
-from echelon.proof.matrix.pipeline_cases import AUTO, FILE, num_microbatches
 from echelon.schedule.automatic import find_schedule
 from echelon.schedule.build import SCHEDULES, build_schedule
 from echelon.schedule.simulate import Durations
 from tests.parallel.layouts import NANO, plan_of
+from tests.walks.matrix.pipeline_cases import AUTO, FILE, num_microbatches
 
 EVERY = (*SCHEDULES, FILE, AUTO)
 """The names of all schedules."""

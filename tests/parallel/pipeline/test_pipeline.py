@@ -10,7 +10,6 @@ import torch
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.launch.local.supervisor import RankPool
-from echelon.proof.matrix.pipeline_cases import num_microbatches
 from echelon.schedule.check import check_schedule
 from echelon.schedule.from_plan import schedule_from_plan
 from echelon.schedule.messages import ScheduleMessages
@@ -18,6 +17,7 @@ from tests.parallel import targets
 from tests.parallel.layouts import GPT2, plan_of
 from tests.parallel.pipeline.pipelines import EVERY, pipeline_plan
 from tests.parallel.targets import Trained
+from tests.walks.matrix.pipeline_cases import num_microbatches
 
 
 def train(rank_pool: RankPool, plan: Plan, steps: int = 1) -> list[Trained]:

@@ -12,7 +12,6 @@ from echelon.core.plan import Plan, Precision, Recompute
 from echelon.cost.bytes.sent import bytes_sent, bytes_sent_by_axis, parameter_gather_tiers
 from echelon.launch.local.supervisor import RankPool
 from echelon.layout.data_groups import node_groups, secondary_degree
-from echelon.proof.matrix.bytes_walk import compare_plan
 from echelon.proof.run import prove
 from tests.parallel.layouts import MIXTRAL, NANO, QWEN, plan_of
 from tests.parallel.one_device import assemble
@@ -25,6 +24,7 @@ from tests.parallel.secondary.nodes import (
 )
 from tests.parallel.targets import train
 from tests.proof.layouts import BF16, Changes
+from tests.walks.plans.bytes_walk import compare_plan
 
 WIDE = replace(NANO, hidden=32, heads=8, kv_heads=4, ffn=48)
 WHOLE_SUMS = replace(SECONDARY, accumulate="whole")

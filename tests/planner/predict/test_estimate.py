@@ -13,7 +13,7 @@ from echelon.core.plan import Plan
 from echelon.cost.bytes.held import bytes_held_by_pool
 from echelon.cost.bytes.nccl import nccl_bytes
 from echelon.cost.peak import pipeline as few_rounds
-from echelon.cost.peak.rank_peak import rank_peak
+from echelon.cost.peak.rank_peak import PeakWalk
 from echelon.planner.predict.estimate import estimate_plan, peak_bytes_by_place
 from echelon.planner.search.ranked import (
     RankedPlan,
@@ -84,7 +84,7 @@ def _require_the_lists(one: RankedPlan, plan: Plan) -> None:
         for pp in range(plan.mesh.pp)
     ]
     assert state in resting
-    lists = [rank_peak(plan, plan.mesh.rank({Axis.PP: pp})).bytes for pp in range(plan.mesh.pp)]
+    lists = [PeakWalk(plan).peak(plan.mesh.rank({Axis.PP: pp})).bytes for pp in range(plan.mesh.pp)]
     drawn = [sum(terms.values()) for _, terms in memory_rows_from_plan(plan)]
     assert max(drawn) == max(lists)
     software = one.estimate.inputs.software

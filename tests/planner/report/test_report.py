@@ -11,7 +11,8 @@ from echelon.config.load import load_job
 from echelon.core.plan import Plan
 from echelon.cost.bytes.held import bytes_held
 from echelon.cost.bytes.sent import bytes_sent, bytes_sent_by_axis
-from echelon.planner.report.report import groups, plan_text
+from echelon.planner.report.report import plan_text
+from echelon.planner.report.sent import groups
 
 SPLIT = ("mesh.pp=2", "mesh.dp_replicate=2", "mesh.tp=2")
 

@@ -15,7 +15,7 @@ from echelon.launch.local.supervisor import RankPool
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.run import prove
 from echelon.proof.verdict import Proof
-from echelon.training.routing_recorder import RecordedRouting
+from echelon.training.recorders import RecordedRouting
 from echelon.training.subject import EngineReport, EngineSubject
 from tests.parallel.layouts import DEEPSEEK, MIXTRAL, plan_of
 

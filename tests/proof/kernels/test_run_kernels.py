@@ -10,7 +10,6 @@ import pytest
 from echelon.core.choices.kernels import Kernels
 from echelon.core.plan import Plan, Recompute
 from echelon.launch.local.supervisor import RankPool
-from echelon.proof.matrix.bytes_walk import compare_plan
 from echelon.proof.run import prove
 from tests.parallel.layouts import DEEPSEEK, MIXTRAL, QWEN, plan_of
 from tests.parallel.pipeline.pipelines import pipeline_plan
@@ -18,6 +17,7 @@ from tests.proof.kernels import planted
 from tests.proof.layouts import BF16, FP16, layout
 from tests.proof.mutants.planting import Told, mutants_of
 from tests.proof.planted import assert_caught
+from tests.walks.plans.bytes_walk import compare_plan
 
 EVERY = ("norm", "residual", "rotary", "swiglu", "loss")
 SELECTIVE = Recompute(policy="selective", operators=("norm", "activation"))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from echelon.core.plan import Plan
-from echelon.parallel.islands.meetings import IslandMeetings, Meeting
 from echelon.training.local_sgd.elastic_steps import ElasticOuterSteps
+from echelon.training.local_sgd.meetings import IslandMeetings, Meeting
 from echelon.training.local_sgd.outer_steps import MOMENTUM
 from tests.proof.layouts import layout
 from tests.proof.mutants.planting import Told, mutant

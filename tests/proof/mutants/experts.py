@@ -18,7 +18,7 @@ from echelon.parallel.expert.layer import ExpertParallel
 from echelon.parallel.expert.router import Router
 from echelon.parallel.expert.token_dispatcher import FlatTokenDispatcher
 from echelon.parallel.storage import weights
-from echelon.training.routing_recorder import RoutingRecorder
+from echelon.training.recorders import RoutingRecorder
 from tests.parallel.layouts import DEEPSEEK
 from tests.proof.mutants.expert_layouts import (
     AUX,

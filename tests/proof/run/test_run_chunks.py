@@ -9,10 +9,10 @@ import pytest
 
 from echelon.core.plan import Plan, Recompute, RecomputedOperator, Zero
 from echelon.launch.local.supervisor import RankPool
-from echelon.proof.matrix.bytes_walk import PRECISIONS
 from echelon.proof.run import prove
 from tests.parallel.layouts import DEEPSEEK, GPT2, NANO, QWEN, plan_of
 from tests.walks import shortened
+from tests.walks.plans.bytes_walk import PRECISIONS
 
 RING: dict[str, Any] = {"sequence_parallel": True, "tp_overlap": "ring"}
 WIDE = replace(NANO, heads=8, kv_heads=4, head_dim=2)

@@ -10,7 +10,6 @@ from echelon.core.experts import ExpertLayout
 from echelon.core.plan import Plan, Zero
 from echelon.cost.bytes.sent import bytes_sent
 from echelon.launch.local.supervisor import RankPool
-from echelon.proof.matrix.bytes_walk import compare_plan
 from echelon.proof.run import prove
 from tests.parallel.layouts import MIXTRAL, plan_of
 from tests.proof.mutants.planting import Told, mutants_of
@@ -18,6 +17,7 @@ from tests.proof.planted import assert_caught
 from tests.proof.run import collectives
 from tests.proof.run.collective_tiers import tiers_run
 from tests.proof.run.collectives import on_nodes, summed
+from tests.walks.plans.bytes_walk import compare_plan
 
 REPLICAS: dict[str, Any] = {"mesh": {"dp_replicate": 4, "dp_shard": 2}, "each": 4, "dp": 8}
 

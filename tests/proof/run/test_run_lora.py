@@ -10,9 +10,9 @@ from echelon.core.choices.lora import LATENT_LINEARS, LINEARS, LORA_LINEARS, Lor
 from echelon.core.experts import ExpertLayout
 from echelon.core.plan import Plan
 from echelon.launch.local.supervisor import RankPool
-from echelon.proof.matrix.block_cases import BlockCase
-from echelon.proof.matrix.bytes_walk import compare_plan
 from echelon.proof.run import OUR_ENGINE, prove
+from tests.walks.matrix.block_cases import BlockCase
+from tests.walks.plans.bytes_walk import compare_plan
 
 FAST = (BlockCase("partly-turned", "tp2sp", "none"), ("q", "v"))
 SLOW: tuple[tuple[BlockCase, tuple[str, ...]], ...] = (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from echelon.core.errors import ConfigError
 from echelon.telemetry.live import ASCII, UNICODE, RunFollower, sparkline
-from tests.page.test_run import steps, written
+from tests.page.documents.test_run import steps, written
 from tests.walks import examples
 
 

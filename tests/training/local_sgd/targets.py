@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from echelon.launch.context import RankContext
-from echelon.parallel.islands.meetings import Meeting
 from echelon.training.engine import TrainEngine
 from echelon.training.local_sgd.elastic_steps import ElasticOuterSteps
+from echelon.training.local_sgd.meetings import Meeting
 from echelon.training.loop import train_rank
 from echelon.training.run_checkpoints import RunCheckpoints
 from echelon.training.steps.part import StepResult

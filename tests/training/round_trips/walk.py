@@ -26,12 +26,12 @@ from echelon.config.model.architectures.table import ARCHITECTURES
 from echelon.core.errors import ConfigError
 from echelon.core.version import source_hash
 from echelon.launch.local.supervisor import RankPool
-from echelon.proof.matrix.walk import append_line, lines_of
-from echelon.rehearsal.random_walk import until_so_many_ran
 from tests.training.round_trips.draws import draw_configuration
 from tests.training.round_trips.layouts import draw_updates
 from tests.training.round_trips.theirs import be_quiet, make_model
 from tests.training.round_trips.trip import Place, Trip, job_of, layout_for, small_text, take
+from tests.walks.matrix.walk import append_line, lines_of
+from tests.walks.rehearsals.random_walk import until_so_many_ran
 
 MOST_RANKS = 8
 FILE_BYTES = (None, None, 20_000)

@@ -185,7 +185,6 @@ def plan_on_what_exists(
 
     It is 1 where no cluster has a plan.
     """
-    from echelon.cli.plan.search import run_search
     from echelon.launch.gpus import own_cluster
     from echelon.planner.answer.sizes import sizes_json, sizes_text
     from echelon.planner.recommend.recommend import four_sizes

@@ -61,14 +61,6 @@ def saved_bytes_of_block(work: CostInputs, *, mixture: bool) -> Num:
     return _saved(work, _numbers(work), mixture=mixture)
 
 
-def redone_bytes_of_block(work: CostInputs, *, mixture: bool) -> Num:
-    """Return what of that operators that run again leave out (`units.py`).
-
-    Attention of another trainer than ours leaves out its scores: `saved_bytes_of_block` knows.
-    """
-    return _redone(work, _numbers(work), mixture=mixture)
-
-
 def _saved(work: CostInputs, x: ActivationNumbers, *, mixture: bool) -> Num:
     inner = mixture_saved(x, _expert_numbers(work)) if mixture else mlp_saved(x)
     # After attention and after the MLP.

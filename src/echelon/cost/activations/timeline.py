@@ -11,7 +11,7 @@ makes all of the block again.
 Formulas of what each operator keeps stand in `linear.py` (norms, MLP), `attention.py`, `experts.py`
 and `units.py` (embedding, loss). They are exact for the operators of `parallel/`, every storage
 counted once, whatever views of it are kept. What is there while operators run is a model of what
-PyTorch frees when: within 2 % of what is measured (`proof/matrix/bytes_walk.py`).
+PyTorch frees when: within 2 % of what is measured (`tests/walks/plans/bytes_walk.py`).
 
 Sources: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022,
 section 4; Qi et al., "Zero Bubble Pipeline Parallelism", 2023, section 3 (what waits for W).
@@ -256,23 +256,6 @@ class Moment:
     operator: str
     bytes: Num
     backward: bool = False
-
-
-def forward_peak(units: Sequence[UnitOperators], x: ActivationNumbers) -> Num:
-    """Return the most that is there in a forward pass."""
-    return _most(forward_moments(units, x))
-
-
-def backward_peak(units: Sequence[UnitOperators], x: ActivationNumbers, *, split: bool) -> Num:
-    """Return the most that is there in a backward pass; `split`: weight gradients wait for W."""
-    return _most(backward_moments(units, x, split=split))
-
-
-def _most(moments: Iterable[Moment]) -> Num:
-    peak: Num = 0
-    for one in moments:
-        peak = elementwise_max(peak, one.bytes)
-    return peak
 
 
 def forward_moments(units: Sequence[UnitOperators], x: ActivationNumbers) -> Iterator[Moment]:

@@ -43,18 +43,6 @@ def generation_weight_bytes(plan: Plan, rank: int) -> int:
     return held * DTYPE_BYTES[plan.mathematics.precision.master]
 
 
-def greedy_passes(prompts: Sequence[int], max_tokens: int, pp: int) -> list[GenerationPass]:
-    """Return the passes that write `max_tokens` after prompts of so many tokens, none ending.
-
-    There are as many groups of prompts as stages, where there are so many prompts.
-    """
-    count = min(pp, len(prompts))
-    groups = [prompts[place::count] for place in range(count)]
-    first = [GenerationPass(tokens=sum(one), sequences=len(one)) for one in groups]
-    later = [GenerationPass(tokens=len(one), sequences=len(one)) for one in groups]
-    return first + later * (max_tokens - 1)
-
-
 def generated_bytes(
     plan: Plan, rank: int, passes: Iterable[GenerationPass], *, greedy: bool
 ) -> dict[str, int]:

@@ -92,14 +92,6 @@ def mean_outer_bytes(plan: Plan, rank: int) -> tuple[SentTerm, ...]:
     return tuple(term for term in found if term.each)
 
 
-def outer_bytes_by_tier(plan: Plan, rank: int) -> tuple[int, int]:
-    """Return what outer gradients of one round take inside of nodes, and between them."""
-    sums, size = _sums(plan, rank), element_bytes(plan)
-    every = range(plan.mathematics.local_sgd.fragments)
-    tiers = [sums.bytes_by_tier(n, size) for n in _run_lengths(plan, rank, every)]
-    return sum(near for near, _ in tiers), sum(far for _, far in tiers)
-
-
 def outer_held(plan: Plan, rank: int) -> tuple[HeldTerm, ...]:
     """Return the outer state that `rank` holds on its device between steps."""
     local = plan.mathematics.local_sgd

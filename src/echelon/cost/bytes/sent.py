@@ -33,7 +33,7 @@ and forward once more where attention is made again in backward. It is no tensor
 model: with 4,096 wide heads in bf16 it is a thousandth of what a block sends for its layers.
 Source: OLMo 2, 2024, section 2.2, split by heads (`parallel/kernels/width_norm.py`).
 
-Inside of nodes and between them (`collective_tiers`), exact for each rank: a gather over n ranks is
+Inside of nodes and between them (`far` of a term), exact for each rank: a gather over n ranks is
 a message of the own piece to each of the n-1 others: of l ranks on the own node, l-1 go inside, n-l
 to other nodes; by an algorithm of our own it is what `all_reduce.py` says. In a step of M
 microbatches, with G bytes in the buckets of a rank that ZeRO 3 cuts and frees after use, each
@@ -458,21 +458,6 @@ def parameter_gather_tiers(plan: Plan, rank: int) -> tuple[int, int]:
     part = part_of(plan, rank)
     terms = data_bytes(plan, part, plan_buckets(plan, part), rank)
     return _tiers(term for term in terms if term.name.startswith(GATHERED))
-
-
-def collective_tiers(plan: Plan, rank: int) -> dict[str, tuple[int, int]]:
-    """Return what a rank sends in a step over each axis: inside of its node, and beyond.
-
-    Only of axes all of whose terms tell.
-    """
-    by_axis: dict[str, list[SentTerm]] = {}
-    for term in bytes_sent(plan, rank):
-        by_axis.setdefault(term.axis, []).append(term)
-    return {
-        axis: _tiers(terms)
-        for axis, terms in by_axis.items()
-        if all(term.far is not None for term in terms)
-    }
 
 
 def _tiers(terms: Iterable[SentTerm]) -> tuple[int, int]:

@@ -246,11 +246,6 @@ def position_table_bytes(plan: Plan, blocks: Sequence[int] = (0,)) -> int:
     return tables * positions * width * DTYPE_BYTES[plan.mathematics.precision.parameters]
 
 
-def rank_peak(plan: Plan, rank: int) -> RankPeak:
-    """Return the highest moment of one rank."""
-    return PeakWalk(plan).peak(rank)
-
-
 def server_peak_buffers(plan: Plan, rank: int) -> tuple[int, str]:
     """Return the most bytes beside the model state of a server, and when that is."""
     precision, server = plan.mathematics.precision, server_of_rank(plan, rank)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from echelon.core.settings.value_types import toml_text
-from echelon.core.units import binary_bytes, decimal_bytes
+from echelon.core.units import binary_bytes, decimal_bytes, duration, short_count
 from echelon.core.version import __version__
 from echelon.page.documents.curves import MOST_POINTS, sampled
 from echelon.planner.explain.compare import PlanComparison, SettingDifference
@@ -33,12 +33,28 @@ _CURVES = (
     ("seconds", "Seconds of each step", "s", "step_s"),
 )
 """What is drawn of two runs: id, title, unit, and the name in their metrics."""
-_PARTS: Mapping[str, tuple[str, Callable[[float], str]]] = {
-    "held": ("What the fullest rank holds between steps", binary_bytes),
-    "step": ("What it holds beside that while a step runs, at most", binary_bytes),
-    "sent": ("What the busiest rank sends in a step", decimal_bytes),
-    "seconds": ("Seconds of a step, as planned", lambda seconds: f"{seconds:.4g} s"),
+_LARGE = 1000  # a ratio
+
+
+def _time(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f}ms" if seconds < 1 else duration(seconds)
+
+
+_PARTS: Mapping[str, tuple[str, str, Callable[[float], str]]] = {
+    "held": ("Bytes between steps", "Between steps the fullest rank holds:", binary_bytes),
+    "step": (
+        "Bytes that a step adds",
+        "While a step runs it holds too, at most, beside activations:",
+        binary_bytes,
+    ),
+    "sent": (
+        "Bytes sent in a step",
+        "In a step the busiest rank sends, over each axis:",
+        decimal_bytes,
+    ),
+    "seconds": ("Seconds of a step", "A step takes, by the planner's estimate:", _time),
 }
+"""Parts of a plan that are compared: a title, a sentence, and how amounts are written."""
 
 
 def comparison_page(found: PlanComparison, a: str, b: str) -> PageDocument:
@@ -50,7 +66,7 @@ def comparison_page(found: PlanComparison, a: str, b: str) -> PageDocument:
         verdict=verdict_of_comparison(found),
         good=found.same_mathematics,
         facts=tuple(_facts(found)),
-        sections=(*_differences(found), *_runs(a, b), *_parts(found)),
+        sections=(*_differences(found), *_runs(a, b), *part_sections(found)),
         made_by=f"Echelon {__version__}",
     )
 
@@ -111,32 +127,44 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else toml_text(value)
 
 
-def _parts(found: PlanComparison) -> Iterator[Section]:
+def part_sections(found: PlanComparison) -> Iterator[Section]:
+    """Yield bytes and seconds of both plans by term, with their sums, each B as a part of A."""
     theirs = found.b.parts()
     for part, ours in found.a.parts().items():
-        title, text = _PARTS[part]
-        names = [one for one in dict.fromkeys((*ours, *theirs[part]))]
-        names = [one for one in names if ours.get(one) or theirs[part].get(one)]
-        if not names:
-            continue
-        rows = [
-            BarRow.of(label, [terms.get(name, 0) for name in names], text)
-            for label, terms in (("A", ours), ("B", theirs[part]))
-        ]
-        yield Section(
-            id=f"part-{part}",
-            title=title,
-            summary=f"A: {rows[0].total_text}; B: {rows[1].total_text}.",
-            figure=BarsFigure(kinds=tuple(names), rows=tuple(rows)),
-            table=DataTable(
-                head=("", "A", "B"),
-                rows=(
-                    *zip(names, rows[0].texts, rows[1].texts, strict=True),
-                    ("together", rows[0].total_text, rows[1].total_text),
+        title, sentence, text = _PARTS[part]
+        terms = {
+            name: (ours.get(name, 0), theirs[part].get(name, 0))
+            for name in dict.fromkeys((*ours, *theirs[part]))
+        }
+        terms = {name: pair for name, pair in terms.items() if any(pair)}
+        if terms:
+            sums = {"together": (sum(ours.values()), sum(theirs[part].values()))}
+            yield Section(
+                id=f"part-{part}",
+                title=title,
+                summary=sentence,
+                figure=BarsFigure(
+                    kinds=tuple(terms),
+                    rows=tuple(
+                        BarRow.of(label, [pair[side] for pair in terms.values()], text)
+                        for side, label in enumerate("AB")
+                    ),
                 ),
-                right=(1, 2),
-            ),
-        )
+                table=DataTable.of(
+                    ("", "A", "B", "B / A"),
+                    [
+                        (name, text(a), text(b), _ratio(a, b))
+                        for name, (a, b) in {**terms, **sums}.items()
+                    ],
+                ),
+            )
+
+
+def _ratio(ours: float, theirs: float) -> str:
+    if not ours:
+        return "-"
+    ratio = theirs / ours
+    return f"{ratio:.2f}" if ratio < _LARGE else short_count(ratio)
 
 
 def _runs(a: str, b: str) -> Iterator[Section]:

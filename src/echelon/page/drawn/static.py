@@ -24,7 +24,7 @@ MOST_ROWS = 24
 """Rows of a table."""
 MOST_COLUMNS = 16
 """Columns of a table."""
-_MOST_CHARACTERS = 400  # of a text
+_MOST_CHARACTERS = 1000  # of a text
 _GOOD, _BAD = "#2f9e5f", "#d1432b"
 _CELL = "padding: 2px 10px 2px 0; text-align: {}; vertical-align: top"
 

@@ -160,20 +160,26 @@ class WaterfallTone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaterfallFigure:
-    """Hold the seconds of a step by term; the step is between `low` and `high` seconds.
-
-    `others` are the terms that the bar "other" has together.
-    """
+    """The seconds of a step by term."""
 
     kind: Literal["waterfall"] = "waterfall"
+    """The kind of figure."""
     rows: tuple[WaterfallRow, ...]
+    """A bar for each term that is not small."""
     tones: tuple[WaterfallTone, ...]
+    """The seconds of each tone; they add up to the total as it is shown."""
     others: tuple[str, ...]
+    """Small terms, which are one bar: "other"."""
     total: float
+    """Seconds of the step."""
     total_text: str
+    """The same with its unit."""
     low: float
+    """Seconds at which the band begins: four of five measured steps are in it."""
     high: float
+    """Seconds at which the band ends."""
     band_text: str
+    """Both ends of the band with their unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

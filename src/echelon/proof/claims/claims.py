@@ -17,14 +17,13 @@ from echelon.proof.claims import (
     activation_checks,
     captured_checks,
     checks,
-    frozen_checks,
+    islands,
     late_checks,
     predictions,
     routing_checks,
     systematic,
     value_checks,
 )
-from echelon.proof.claims import islands as outer_checks
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.evidence.evidence import AnyEvidence, CapturedEvidence, Evidence
@@ -221,12 +220,12 @@ CLAIMS: tuple[ProofClaim, ...] = (
     ProofClaim(
         rules.PROVE_OUTER_STEP,
         "outer parameters and momentum are those of the mean of all islands",
-        outer_checks.outer_steps,
+        islands.outer_steps,
     ),
     ProofClaim(
         rules.PROVE_ISLANDS_AGREE,
         "outer state has the same bits on all islands",
-        outer_checks.islands_agree,
+        islands.islands_agree,
     ),
     ProofClaim(
         verify_rules.VERIFY_OPTIMIZER_STATE,
@@ -260,7 +259,7 @@ CLAIMS: tuple[ProofClaim, ...] = (
     ProofClaim(
         lora_rules.PROVE_FROZEN,
         "what is frozen has the bits that it began with, and no gradient",
-        frozen_checks.frozen,
+        value_checks.frozen,
     ),
     ProofClaim(
         rules.PROVE_REPLICAS, "copies hold the same bits after every step", value_checks.replicas

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Local SGD: what islands send each other, and what they make of it.
 
-`quantised.py`        what is sent in 8 bits
-`checkpoint.py`       what a checkpoint holds of islands; `exchange.py` brings those together that
-                      write one where some may be lost
-`outer_steps.py`      the step part: when fragments meet, and when their outer step is taken
-`absences.py`         what islands missed that were lost
-`elastic_steps.py`    the step part of islands that may be lost
+`quantised.py`       what is sent in 8 bits
+`checkpoint.py`      what a checkpoint holds of islands, and how those that write it talk
+`outer_steps.py`     the step part: when fragments meet, and when their outer step is taken
+`meetings.py`        who meets where islands may be lost, and whether it counts
+`absences.py`        what islands missed that were lost
+`elastic_steps.py`   the step part of islands that may be lost
 """

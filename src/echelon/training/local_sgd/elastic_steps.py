@@ -6,8 +6,8 @@ Sent:  per meeting of k islands, one all-reduce over the ranks of a place of eac
 Bytes: `outer_bytes` and `rejoin_bytes` in `cost/bytes/local_sgd.py`.
 
 All sums of a meeting are in memory before any is applied: who is left applies all or none of them
-(`parallel/islands/meetings.py`). The mean is over the islands that met. One that comes back goes on
-from the outer parameters; its inner optimizer begins anew.
+(`training/local_sgd/meetings.py`). The mean is over the islands that met. One that comes back goes
+on from the outer parameters; its inner optimizer begins anew.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ import torch
 from echelon.core.event import LOST, MEET, THERE, Event
 from echelon.launch.context import RankContext
 from echelon.layout.islands import island_of
-from echelon.parallel.islands.meetings import IslandMeetings, Meeting, Said, Stay
 from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Pending
 from echelon.parallel.transport.pair import Pair
 from echelon.training.checkpoint.communicator import ObjectCommunicator
 from echelon.training.local_sgd.absences import AbsentIsland, absent_islands, news_of
-from echelon.training.local_sgd.checkpoint import positions_told
-from echelon.training.local_sgd.exchange import StoreExchange
+from echelon.training.local_sgd.checkpoint import StoreExchange, positions_told
+from echelon.training.local_sgd.meetings import IslandMeetings, Meeting, Said, Stay
 from echelon.training.local_sgd.outer_steps import MAX_IN_FLIGHT, OuterSteps
 from echelon.training.steps.part import StepPlace, StepResult
 

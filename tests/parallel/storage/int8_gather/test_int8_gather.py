@@ -15,13 +15,13 @@ from echelon.layout.buckets import plan_buckets
 from echelon.layout.stage import rank_part
 from echelon.parallel.storage.int8_gather import Int8Message, block_codes, block_scales
 from echelon.parallel.tensor_memory import OwnedTensorMemory
-from echelon.proof.matrix.bytes_walk import compare_plan
-from echelon.proof.oracle.int8 import as_gathered
+from echelon.proof.oracle.fp8 import as_gathered
 from echelon.proof.run import prove
 from tests.parallel.layouts import DEEPSEEK, MIXTRAL, NANO, QWEN, plan_of
 from tests.parallel.secondary.nodes import on_nodes
 from tests.parallel.targets import train
 from tests.proof.layouts import BF16, Changes, layout
+from tests.walks.plans.bytes_walk import compare_plan
 
 ZERO: Changes = {"stage": 3, "gather": "int8"}
 INT8: Changes = {"int8_block": 8}

@@ -17,12 +17,12 @@ from echelon.layout.buckets import plan_buckets, slice_elements
 from echelon.layout.data_groups import across_groups, hop_degrees, node_groups
 from echelon.layout.stage import rank_part
 from echelon.parallel.transport.quantised_sums import BlockCodes
-from echelon.proof.matrix.bytes_walk import compare_plan
 from echelon.proof.run import prove
 from tests.parallel.layouts import MIXTRAL, NANO, plan_of
 from tests.parallel.secondary.nodes import on_nodes
 from tests.parallel.targets import train
 from tests.proof.layouts import Changes, layout
+from tests.walks.plans.bytes_walk import compare_plan
 
 CASES: dict[str, Changes] = {
     "2x2": {"dp": 4, "each": 2},
