@@ -85,7 +85,7 @@ def test_what_breaks_a_rule_is_said_with_its_arithmetic(opened: Opener) -> None:
     page.locator("#control-tp").fill("16")
     assert page.inner_text("#verdict").startswith("These settings make no plan")
     rows = page.locator(".broken li").all_inner_texts()
-    told = "tp-divides-kv-heads: tp = 16, but the model has kv_heads = 8 (8 % 16 = 8)"
+    told = "tp-divides-kv-heads: mesh.tp = 16, but llama3-8b has kv_heads = 8 (8 % 16 = 8)"
     assert any(row.startswith(told) for row in rows)
     assert not page.locator("main").is_visible()
     assert page.locator("textarea").input_value() == ""
