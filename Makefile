@@ -40,7 +40,7 @@ test-all: check ## run make check, then the tests, with the long walks that make
 test-slow-eighth: $(VENV)/installed-dev ## run the eighth of the slow tests that is this commit's turn (EIGHTH=1 to 8: another), for 20 minutes
 	$(PYTEST) -m slow --slow-eighth $(or $(EIGHTH),commit) --at-most 1200
 
-check: $(VENV)/installed-dev ## check format, lint, types of what changed (WHOLE=1: all), import floors and file sizes
+check: $(VENV)/installed-dev ## check format, lint, types of changed files (WHOLE=1: all), import floors and file sizes
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m tests.type_check $(if $(WHOLE),--whole)

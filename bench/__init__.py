@@ -1,7 +1,7 @@
 """Echelon beside its peers: one model, one data stream, one machine, interleaved steps.
 
-A command that is one file stands here (`train`, `cluster`, `wire`, `scaling`, `operators`,
-`planner_accuracy`); a subject of several files is a room, whose `__main__` is its command.
+`python -m bench --list` shows all of them. A bench that is one file stands here; a subject of
+several files is a room, whose `__main__` is its command.
 
     harness/         modes, cases, hosts and ranks that take turns, tables and verdicts
     context/         attention over long sequences      moe/       a block of experts

@@ -28,7 +28,7 @@ from echelon.proof.run import prove
 from echelon.proof.verdict import Proof
 from echelon.schedule.action import Action, ActionKind
 from echelon.schedule.build import SCHEDULES
-from echelon.schedule.builder import EQUAL_TIMES, ActionTimes, Builder
+from echelon.schedule.builders.builder import EQUAL_TIMES, ActionTimes, Builder
 from echelon.training.optimizer.trained_ranges import FusedOperands
 from echelon.training.steps.part import ShardsByKind, StepPart, StepPlace
 from tests.proof.layouts import layout

@@ -16,6 +16,7 @@ import struct
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -43,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop(session: pytest.Session) -> bool | None:
     """Run the tests in workers, where there are any to run."""
-    count: int = session.config.getoption("workers")
+    count: int = session.config.getoption("workers") or 0
     failed = session.testsfailed and not session.config.option.continue_on_collection_errors
     if not count or failed or session.config.option.collectonly:
         return None
@@ -130,7 +131,10 @@ class WorkerPool:
         ours, theirs = Pipe()
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
+        with warnings.catch_warnings():
+            # The thread of pyarrow's allocator: a fork starts it anew.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
         if not pid:
             for connection in (ours, *self.workers):
                 connection.close()
@@ -225,7 +229,7 @@ def _work(pool: WorkerPool, begun: Sequence[Place], parent: Connection) -> NoRet
 def _begin(config: pytest.Config, parent: Connection) -> None:
     """Let a fork of a session capture for itself, and report to its parent alone."""
     plugins = config.pluginmanager
-    capture = plugins.getplugin("capturemanager")
+    capture: Any = plugins.getplugin("capturemanager")
     capture.stop_global_capturing()
     capture.start_global_capturing()
     for plugin in plugins.get_plugins():

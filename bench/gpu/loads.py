@@ -97,11 +97,6 @@ class Case:
         """Return the bytes of a parameter that rest there: master and moments, and its values."""
         return 12 * (self.optimizer_home == home) + 2 * (self.parameter_home == home)
 
-    @property
-    def offloads(self) -> bool:
-        """Return whether anything rests outside of the GPU."""
-        return (self.optimizer_home, self.parameter_home) != ("none", "none")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:

@@ -29,7 +29,7 @@ from echelon.api.calibrating.measuring import step_s
 from echelon.config.load import load_job
 from echelon.core.cluster import Cluster
 from echelon.core.plan import Plan
-from echelon.cost.fit.trainer import plan_label
+from echelon.cost.fit.runs import plan_label
 from echelon.launch.local.supervisor import RankPool
 from echelon.planner.predict.estimate import estimate_plan
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
-from echelon.cost.fit.trainer import first_devices, plan_label
+from echelon.cost.fit.runs import first_devices, plan_label
 from echelon.planner.search.request import SearchRequest, make_request
 from echelon.planner.search.search import search
 

@@ -8,7 +8,7 @@ from itertools import combinations
 from statistics import mean, median
 
 from echelon.core.plan import Plan
-from echelon.cost.fit.trainer import plan_label
+from echelon.cost.fit.runs import plan_label
 
 WITHIN, MIDDLE_WITHIN, REGRET_WITHIN = 0.12, 0.06, 0.05
 

@@ -11,7 +11,7 @@ import pytest
 
 from echelon.cli.main import main
 from echelon.cli.rehearse import MOST_RANKS, REHEARSAL_FILE, rehearsal_text
-from echelon.core.rulebook.rehearse import REHEARSE_MISSING
+from echelon.core.rulebook.planner import REHEARSE_MISSING
 from echelon.parallel.zero import ParameterGathering
 from echelon.rehearsal.result import Rehearsal, RehearsalFault
 from echelon.rehearsal.run import on_nccl, rehearse, with_few_microbatches

@@ -1,4 +1,4 @@
-"""The pages docs/features.md, pipelines.md, context.md, experts.md: what others and Echelon have.
+"""The pages of docs/compare: features, pipelines, context, experts of others and of Echelon.
 
 Tests stand beside it. ``python -m tests.docs.features`` writes each from the table of its name
 (`features.toml`, ...); `test_features.py` compares them and looks up every test, setting and key.
@@ -38,7 +38,7 @@ class Page:
     @property
     def file(self) -> Path:
         """Return the page."""
-        return DOCS / f"{self.name}.md"
+        return DOCS / "compare" / f"{self.name}.md"
 
     def rows(self) -> dict[str, dict[str, dict[str, Cell]]]:
         """Return title -> feature -> column -> cell; a column without a cell is not there."""
@@ -71,8 +71,8 @@ class Page:
 
 PEERS = """\
 Written by `python -m tests.docs.features`. The columns of the other three are what their source
-holds, at the versions of [bench/peers.txt](../bench/peers.txt), by the name under which it is found
-there; "-": nothing of the kind was found.
+holds, at the versions of [bench/peers.txt](../../bench/peers.txt), by the name under which it is
+found there; "-": nothing of the kind was found.
 """
 """What the pages about peers' source begin with."""
 
@@ -138,7 +138,7 @@ EXPERTS = Page(
 {PEERS}DeepSpeed has two ways: `MoE`, a layer for your own model, and `AutoEP`, which puts its own
 in the place of the blocks of Hugging Face models. The last column is Echelon's own, with the
 test that shows that it does what it says. What even loads are worth on text, beside a dense
-model: `python -m bench.moe.curves`.
+model: [curves](../../bench/results/2026-11-21-experts.md).
 """,
 )
 
@@ -161,7 +161,7 @@ def _shown(cell: Cell | None) -> str:
     if not cell.test:
         return cell.words
     file, _, function = cell.test.partition("::")
-    return f'{cell.words} ([test](../tests/{file} "{function}"))'
+    return f'{cell.words} ([test](../../tests/{file} "{function}"))'
 
 
 if __name__ == "__main__":

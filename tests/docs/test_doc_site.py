@@ -144,3 +144,16 @@ def test_a_public_name_without_a_group_is_told(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(echelon, "__all__", [*echelon.__all__, "predict"])
     with pytest.raises(ValueError, match="predict"):
         api_page()
+
+
+def test_no_two_pages_have_one_title() -> None:
+    """Neither by their first line nor by their name in the list of pages."""
+    pages = [page for page in doc_site.DOCS.rglob("*.md") if "assets" not in page.parts]
+    titles = [page.read_text(encoding="utf-8").partition("\n")[0] for page in pages]
+    names = re.findall(
+        r"^ +- ([^:\n]+): [\w/.-]+\.md$", (doc_site.ROOT / "mkdocs.yml").read_text("utf-8"), re.M
+    )
+    assert len(pages) > 100
+    assert len(names) > 40
+    for words in (titles, names):
+        assert sorted({one for one in words if words.count(one) > 1}) == []

@@ -30,7 +30,7 @@ from echelon.interop.tools import (
     trainer_names,
 )
 from echelon.schedule.build import SCHEDULES
-from echelon.schedule.builder import Builder
+from echelon.schedule.builders.builder import Builder
 
 SOURCE = Path(echelon.__file__).parent
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 
 from echelon.core.plan import Plan
-from echelon.proof.activations import ObservedActivation
 from echelon.proof.claims.checks import dp_rank_of
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.evidence.run import INITIAL
@@ -16,7 +15,7 @@ from echelon.proof.evidence.tolerance import float64_tolerance
 from echelon.proof.observed import ObservedRun
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.oracle import OracleStep, run_oracle
-from echelon.proof.ranks import ObservedShard, RankResult
+from echelon.proof.ranks import ObservedActivation, ObservedShard, RankResult
 from echelon.proof.subject import StepRecord
 
 ChangeShard = Callable[[ObservedShard], torch.Tensor]

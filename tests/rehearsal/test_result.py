@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.core.errors import ProofFailed
-from echelon.core.rulebook.rehearse import REHEARSE_DEADLOCK
+from echelon.core.rulebook.planner import REHEARSE_DEADLOCK
 from echelon.rehearsal.result import RehearsalFault
 from echelon.rehearsal.run import rehearse
 from tests.rehearsal.test_run import plan_of

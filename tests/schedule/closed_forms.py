@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from random import Random
 
 from echelon.schedule.build import SCHEDULES, builder_of
-from echelon.schedule.builder import EQUAL_TIMES, ActionTimes, Builder
+from echelon.schedule.builders.builder import EQUAL_TIMES, ActionTimes, Builder
 from echelon.schedule.check import (
     check_schedule,
     peak_in_flight_per_rank,

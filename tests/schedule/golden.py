@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from echelon.schedule.build import builder_of
-from echelon.schedule.builder import Builder
+from echelon.schedule.builders.builder import Builder
 from echelon.schedule.check import check_schedule
 from tests.schedule.closed_forms import simulated, times_of
 

@@ -6,10 +6,8 @@ import random
 from dataclasses import dataclass
 
 from echelon.schedule.action import Schedule
+from echelon.schedule.automatic import split_cells
 from echelon.schedule.check import check_schedule
-from echelon.schedule.improve import (
-    split_cells,
-)
 from echelon.schedule.list_scheduling import ListScheduler
 from echelon.schedule.simulate import Durations
 from echelon.schedule.timer import ScheduleTimer

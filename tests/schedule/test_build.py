@@ -11,7 +11,7 @@ from echelon.schedule.build import (
     builder_of,
     schedule_problems,
 )
-from echelon.schedule.builder import Builder
+from echelon.schedule.builders.builder import Builder
 
 
 def _builder(name: str, p: int, m: int) -> Builder:

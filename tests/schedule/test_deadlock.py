@@ -16,9 +16,8 @@ from echelon.schedule.deadlock import (
     send_window,
     shares_queue,
 )
-from echelon.schedule.dependencies import run_action_lists
-from echelon.schedule.file_rows import ActionCells
-from echelon.schedule.messages import ScheduleMessages
+from echelon.schedule.messages import ScheduleMessages, run_action_lists
+from echelon.schedule.rows import ActionCells
 from tests.schedule.examples import ordered_schedules, runnable_schedules, schedule_of
 from tests.schedule.mutations import is_valid
 from tests.schedule.transport import Machine

@@ -8,12 +8,13 @@ from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from echelon.core.event import Event
 from echelon.schedule.action import Schedule
 from echelon.schedule.build import build_schedule
 from echelon.schedule.simulate import Durations, simulate
-from echelon.schedule.svg import panels_svg, timeline_svg
+from echelon.schedule.svg import panels_svg, ticks, timeline_svg
 from tests.schedule.examples import mirrored_schedules, schedule_of
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
@@ -139,3 +140,27 @@ def test_nothing_and_no_time_at_all_are_still_a_figure(events: list[Event]) -> N
     text = timeline_svg(events, title='a\0b "c"')
     assert _texts(text, "title") == ['a b "c"']
     assert len(_boxes(text)) == len(events)
+
+
+@pytest.mark.parametrize(
+    ("span", "unit", "labels", "name"),
+    [
+        (33.0, "slots", ["0", "5", "10", "15", "20", "25", "30"], "slots"),
+        (10.0, "s", [str(n) for n in range(11)], "s"),
+        (0.004, "s", ["0", "0.5", "1", "1.5", "2", "2.5", "3", "3.5", "4"], "ms"),
+        (0.0, "s", ["0"], "s"),
+        (3e-7, "s", ["0", "50", "100", "150", "200", "250", "300"], "ns"),
+    ],
+)
+def test_a_span_has_these_labels(span: float, unit: str, labels: list[str], name: str) -> None:
+    scale, found, scaled = ticks(span, unit)
+    assert ([f"{tick * scale:.6g}" for tick in found], scaled) == (labels, name)
+
+
+@given(st.floats(1e-8, 1e8))
+def test_ticks_are_few_and_within_the_span(span: float) -> None:
+    _, found, _ = ticks(span, "s")
+    assert found[0] == 0
+    assert 2 <= len(found) <= 14
+    assert found[-1] <= span * (1 + 1e-6)
+    assert span - found[-1] < found[1] * (1 + 1e-6)

@@ -1,16 +1,23 @@
-"""Models by the names that tables give them: sizes, for what a row leaves blank."""
+"""Models by the names that tables give them: sizes, for what a row leaves blank.
+
+Sizes are those of a preset, or of `bench/data/models.csv`, which has published models that are no
+presets; a column such as "experts.top_k" is a key of a table of the model's.
+"""
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
-from bench.accuracy.published.published_models import published_models
 from echelon.config.presets import preset_names, read_preset
 
 Sizes = Mapping[str, Any]
+DATA = Path(__file__).parents[2] / "data"
+BOOLEANS = {"true": True, "false": False}
 
 
 Words = tuple[str, ...]
@@ -42,3 +49,23 @@ def known_model(name: str) -> Sizes:
 def words(name: str) -> Words:
     """Return the words of a name: ``Qwen3 30B-A3B`` -> qwen, 3, 30b, a, 3b."""
     return tuple(re.findall(r"\d+x?\d*[a-z]*|[a-z]+", name.lower()))
+
+
+def data_rows(file: str) -> list[dict[str, str]]:
+    """Return the rows of a table of `bench/data`, each without its blank cells."""
+    with (DATA / file).open(encoding="utf-8", newline="") as lines:
+        return [{k: cell for k, cell in row.items() if cell} for row in csv.DictReader(lines)]
+
+
+@cache
+def published_models() -> Mapping[str, Sizes]:
+    """Return the models of the table by name, as tables of a preset's [model]."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in data_rows("models.csv"):
+        sizes = found.setdefault(row.pop("name"), {})
+        row.pop("source")
+        for key, cell in row.items():
+            table, _, name = key.rpartition(".")
+            target = sizes.setdefault(table, {}) if table else sizes
+            target[name] = BOOLEANS[cell] if cell in BOOLEANS else int(cell)
+    return found

@@ -20,7 +20,7 @@ from bench.accuracy.published.memory_settings import (
 from bench.accuracy.published.rows import Row
 from bench.accuracy.published.trainer_defaults import with_named_settings
 from echelon.cost.inputs.cost_inputs import TrainerConstants
-from echelon.cost.seconds.trainers import BY_NAME, COMPILED, FRAMEWORKS
+from echelon.cost.seconds.trainers import BY_NAME, COMPILED_GRAPH, FRAMEWORKS
 
 FLASH_SINCE = 2023
 """The year from which runs use fused attention, where nothing is said (FlashAttention: 2022)."""
@@ -171,7 +171,7 @@ def _as_compiled(row: Row, program: Program, software: TrainerConstants) -> Trai
         primary = re.search(r"nemo|bridge|fp8[-_]param", words_of(row))
         return replace(software, cast_bytes=0.0 if primary else FP8_COPIES)
     if program.generation == "generic" and is_compiled(row):
-        software = replace(software, **COMPILED)
+        software = replace(software, **COMPILED_GRAPH)
         return replace(software, logit_held=COMPILED_PURE) if is_pure(row) else software
     if program.generation == "generic" and updates_in_lists(row):
         return replace(software, update_bytes=VALUE_BYTES["bf16" if is_pure(row) else "fp32"])
@@ -179,7 +179,7 @@ def _as_compiled(row: Row, program: Program, software: TrainerConstants) -> Trai
         return replace(software, logit_held=COMPILED_PURE)
     if is_compiled(row) and program.zero < 1.0 and not _is_named(row):
         # A script of one's own compiles its model with its loss.
-        whole = COMPILED_PURE if is_pure(row) else COMPILED["logit_held"]
+        whole = COMPILED_PURE if is_pure(row) else COMPILED_GRAPH["logit_held"]
         return replace(software, logit_held=whole)
     return software
 

@@ -71,11 +71,6 @@ class Row:
         if note not in self.assumed:
             self.assumed.append(note)
 
-    def above_zero(self, column: str, default: float, why: str) -> float:
-        """Return a cell's whole number above 0, else the default, which is noted."""
-        value = self.count(column)
-        return self.assume(column, default, why) if value is None else value
-
 
 def read_rows(path: Path) -> list[Row]:
     """Return the rows of a CSV file; rows without an id are numbered from 1."""

@@ -34,8 +34,8 @@ from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.module.loss import ModuleLoss, loss_of
 from echelon.proof.claims.numeric_range import in_float64
 from echelon.proof.verify.case import OneDevice, OnRank, VerifyCase
+from echelon.proof.verify.reference import StayWide
 from echelon.proof.verify.subject_file import NUM_STEPS, SubjectFile, SubjectSettings
-from echelon.proof.verify.wide import StayWide
 from echelon.training.optimizer.step import learning_rate
 
 if TYPE_CHECKING:

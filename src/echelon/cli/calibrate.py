@@ -26,7 +26,7 @@ from echelon.core.rulebook.config import BAD_ARGUMENT
 from echelon.cost.fit.device import DeviceFit
 from echelon.cost.fit.links import LinkFit
 from echelon.cost.fit.merge import is_inside
-from echelon.cost.fit.trainer import TimedStep, TrainerFit, plan_label
+from echelon.cost.fit.runs import TimedStep, TrainerFit, plan_label
 from echelon.launch.environment import is_launched
 from echelon.planner.view.text_layout import WIDTH, fit_page, table
 

@@ -19,9 +19,9 @@ from cyclopts import Parameter
 from echelon.config.files.new_file import require_writable
 from echelon.core.errors import ConfigError, Problem, either
 from echelon.core.plan import Plan
-from echelon.core.quantities import EXAMPLES, near_quantity
 from echelon.core.rulebook.config import BAD_ARGUMENT, NEVER_OVERWRITE
 from echelon.core.settings.value_types import MEMORY_BYTES, NUMBERS, Quantity
+from echelon.core.units import EXAMPLES, near_quantity
 
 RunFile = Annotated[str, Parameter(help="A run.toml, or the name of a preset such as nano.")]
 """What to run: a file or a preset."""

@@ -18,5 +18,5 @@ messages/                   loggers, counts in sentences, words of other tools
 errors.py                   problems
 attention_mask.py           who meets whom, and where positions live
 axis.py, cluster.py, event.py   axes, devices and links, what a rank did
-quantities.py, units.py, svg.py, notebook.py, version.py   numbers for people, drawings, views
+units.py, svg.py, notebook.py, version.py   numbers for people, drawings, views
 """

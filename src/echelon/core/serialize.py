@@ -120,7 +120,7 @@ def _decode_literal(kind: Any, data: Any, where: str) -> object:
 
 def _decode_annotated(kind: Any, data: Any, where: str) -> object:
     plain, *extras = get_args(kind)
-    names = next((one for one in extras if isinstance(one, Registry)), None)
+    names = next((cast("Registry[Any]", one) for one in extras if isinstance(one, Registry)), None)
     if names is None:
         return _decode(plain, data, where)
     if not isinstance(data, str) or data not in names:

@@ -30,17 +30,17 @@ class StridedGroups:
         return [number * block + place for number in range(few) for place in range(places)]
 
     def per_node(self, node: int) -> int:
-        """Return l where each group has l > 1 ranks on each of several nodes; else 1."""
-        found = 0
+        """Ranks of a group on each of its nodes, if all groups have several on several; else 1."""
+        common = 0
         for start in self.starts(node):
             even = self.even_on_nodes(start, node)
-            if even <= 1 or even == self.count or (found > 0 and even != found):
+            if even <= 1 or even == self.count or (common > 0 and even != common):
                 return 1
-            found = even
-        return found
+            common = even
+        return common
 
     def even_on_nodes(self, start: int, node: int) -> int:
-        """Return how many ranks of a group each of its nodes holds; 0 for unequal numbers.
+        """Ranks of a group on each of its nodes; 0 for unequal numbers.
 
         The places of ranks on nodes repeat.
         """
@@ -57,7 +57,7 @@ class StridedGroups:
         return here if even in (0, here) else 0
 
     def counts_on_nodes(self, start: int, node: int) -> list[int]:
-        """Return how many ranks of a group each of its nodes holds, node after node."""
+        """Ranks of a group on each of its nodes, node after node."""
         counts: list[int] = []
         here, last = 0, start // node
         for place in range(self.count):

@@ -34,7 +34,6 @@ from echelon.parallel.storage.gradients import DeferredWeightGradient, GradientS
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.schedule.action import Action, ActionKind, Schedule
 from echelon.schedule.deadlock import send_window
-from echelon.schedule.dependencies import run_action_lists
 from echelon.schedule.messages import (
     RECEIVES_AHEAD,
     SENDS_SPARE,
@@ -42,6 +41,7 @@ from echelon.schedule.messages import (
     Channel,
     Message,
     ScheduleMessages,
+    run_action_lists,
 )
 
 ActionKey = tuple[int, int]

@@ -8,7 +8,6 @@ these imports those above it only:
 subject.py          the thing under proof: what is asked of a training engine
 evidence/           one device and the ranks of any program; how far off they may be
 sum_bounds.py       bounds of sums that are rounded on their way
-activations.py      what ranks say of activations, as it travels
 oracle/             the same training on one device, in plain code
 ranks.py            what each rank does in a proof, and the files that it writes
 observed.py         what the ranks said, put together: whole tensors, losses, routes

@@ -11,7 +11,7 @@ from typing import Any
 
 from echelon.core.errors import ConfigError, RunFailed
 from echelon.core.plan import Plan
-from echelon.core.rulebook.races import PROVE_LATE_SUBJECT
+from echelon.core.rulebook.prove import PROVE_LATE_SUBJECT
 from echelon.parallel.completion.in_flight import Race
 from echelon.proof.observed import ObservedRun
 from echelon.proof.ranks import race_file, read_results

@@ -3,13 +3,15 @@
 
 Results travel as files in a directory that the parent owns: tensors as safetensors, the rest as
 JSON, one pair per rank and precision.
+
+Shape suffixes: n tokens that passed on a rank, W numbers of each.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -24,16 +26,16 @@ from echelon.launch.context import RankContext
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.completion.late import LateCompletion
 from echelon.parallel.storage.weights import Shard
-from echelon.proof.activations import (
-    ObservedActivation,
-    activation_tables,
-    activation_tensors,
-    observe_activations,
-    read_activations,
-)
 from echelon.proof.evidence.run import GRADIENTS, INITIAL, PARAMETERS, HeldPart
 from echelon.proof.oracle.batches import global_batch
-from echelon.proof.subject import Factory, LateFactory, ReportedRouting, StepRecord, Subject
+from echelon.proof.subject import (
+    Factory,
+    LateFactory,
+    ReportedActivation,
+    ReportedRouting,
+    StepRecord,
+    Subject,
+)
 from echelon.proof.sum_bounds import SumNote, SumNotes, notes_as_json, notes_from_json
 
 _OPTIONAL = ("bytes_sent", "actions", "skipped", "loss_scale", "bytes_held")
@@ -265,4 +267,64 @@ def _read(directory: Path, number: int, rank: int) -> RankResult:
         activations=read_activations(rank, data["activations"], tensors),
         num_operations=data["num_operations"],
         sums=notes_from_json(data["sums"]),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedActivation:
+    """Hold what passed one boundary on one rank in a step: see `subject.ReportedActivation`."""
+
+    rank: int
+    step: int
+    name: str
+    gradient: bool
+    recomputed: bool
+    tokens_n: torch.Tensor
+    values_nW: torch.Tensor
+
+
+_TOLD = ("step", "name", "gradient", "recomputed")
+
+
+def observe_activations(
+    rank: int, step: int, reported: Iterable[ReportedActivation]
+) -> list[ObservedActivation]:
+    """Return copies of what a subject says of its last step."""
+    return [
+        ObservedActivation(
+            rank=rank,
+            step=step,
+            name=str(one.name),
+            gradient=bool(one.gradient),
+            recomputed=bool(one.recomputed),
+            tokens_n=one.tokens_n.detach().cpu().clone(),
+            values_nW=one.values_nW.detach().cpu().contiguous().clone(),
+        )
+        for one in reported
+    ]
+
+
+def activation_tables(activations: Sequence[ObservedActivation]) -> list[dict[str, Any]]:
+    """Return what is written beside the tensors."""
+    return [{key: getattr(one, key) for key in _TOLD} for one in activations]
+
+
+def activation_tensors(activations: Sequence[ObservedActivation]) -> dict[str, torch.Tensor]:
+    """Return the tensors to write, by a name for each."""
+    tokens = {f"activation {i} tokens": one.tokens_n for i, one in enumerate(activations)}
+    return tokens | {f"activation {i}": one.values_nW for i, one in enumerate(activations)}
+
+
+def read_activations(
+    rank: int, tables: Sequence[Mapping[str, Any]], tensors: Mapping[str, torch.Tensor]
+) -> tuple[ObservedActivation, ...]:
+    """Return what was written of a rank."""
+    return tuple(
+        ObservedActivation(
+            rank=rank,
+            tokens_n=tensors[f"activation {index} tokens"],
+            values_nW=tensors[f"activation {index}"],
+            **table,
+        )
+        for index, table in enumerate(tables)
     )

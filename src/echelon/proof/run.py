@@ -22,12 +22,15 @@ from echelon.proof.causes.diagnose import diagnose
 from echelon.proof.causes.plans import diagnose_races
 from echelon.proof.claims.choice_errors import with_ties_of_ranks
 from echelon.proof.claims.claims import ClaimResult, judge, judge_races
-from echelon.proof.claims.conditioning import conditioned_tolerance, may_be_rounding
+from echelon.proof.claims.conditioning import (
+    conditioned_tolerance,
+    may_be_rounding,
+    with_fp8_ties_of_ranks,
+)
 from echelon.proof.claims.islands import IslandRun, island_evidence
 from echelon.proof.claims.numeric_range import RangeCase, judge_ranges, range_cases
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.claims.rounded_sums import judge_sums
-from echelon.proof.claims.ties import with_fp8_ties_of_ranks
 from echelon.proof.claims.tolerance import is_low, own_tolerance, rounded_oracle_runs
 from echelon.proof.evidence.tolerance import float64_tolerance
 from echelon.proof.late import LateRun, require_late_subject, run_late

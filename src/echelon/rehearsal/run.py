@@ -22,7 +22,7 @@ import torch
 from echelon.core.errors import InfeasiblePlan
 from echelon.core.messages.notes import PROGRESS
 from echelon.core.plan import Plan
-from echelon.core.rulebook import rehearse as rules
+from echelon.core.rulebook import planner as rules
 from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN
 from echelon.core.rules import Rule
 from echelon.cost.peak.pipeline import with_few_microbatches

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from echelon.core.errors import ProofFailed
-from echelon.core.rulebook.rehearse import REHEARSE_HOST_READ
+from echelon.core.rulebook.planner import REHEARSE_HOST_READ
 from echelon.rehearsal.in_flight import MemoryInFlight
 from echelon.rehearsal.known_results import Call, KnownResults
 from echelon.rehearsal.log import RankLog

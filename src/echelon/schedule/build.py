@@ -14,15 +14,12 @@ from echelon.core.rulebook.pipeline import (
 )
 from echelon.core.rules import did_you_mean
 from echelon.schedule.action import Schedule
-from echelon.schedule.breadth_first import BreadthFirst
-from echelon.schedule.builder import Builder
-from echelon.schedule.dualpipe import DualPipe
-from echelon.schedule.dualpipe_v import DualPipeV
-from echelon.schedule.gpipe import GPipe, Naive
-from echelon.schedule.interleaved import Interleaved
-from echelon.schedule.one_f_one_b import OneFOneB
-from echelon.schedule.zero_bubble import ZeroBubbleH1, ZeroBubbleH2
-from echelon.schedule.zero_bubble_v import ZeroBubbleV
+from echelon.schedule.builders.builder import Builder
+from echelon.schedule.builders.dualpipe import DualPipe, DualPipeV
+from echelon.schedule.builders.gpipe import GPipe, Naive
+from echelon.schedule.builders.interleaved import BreadthFirst, Interleaved
+from echelon.schedule.builders.one_f_one_b import OneFOneB
+from echelon.schedule.builders.zero_bubble import ZeroBubbleH1, ZeroBubbleH2, ZeroBubbleV
 
 SCHEDULES: Registry[type[Builder]] = Registry(
     "schedule",

@@ -30,9 +30,16 @@ from itertools import pairwise
 from typing import TypeAlias
 
 from echelon.schedule.action import Action, Schedule
-from echelon.schedule.dependencies import required_results, result_name, run_action_lists
-from echelon.schedule.file_rows import NO_FILE, ActionCells
-from echelon.schedule.messages import ActionWithMessages, Channel, Message, ScheduleMessages
+from echelon.schedule.messages import (
+    ActionWithMessages,
+    Channel,
+    Message,
+    ScheduleMessages,
+    required_results,
+    result_name,
+    run_action_lists,
+)
+from echelon.schedule.rows import NO_FILE, ActionCells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,14 @@ from echelon.core.rulebook.pipeline import (
 )
 from echelon.core.rules import did_you_mean
 from echelon.schedule.action import Action, Schedule
-from echelon.schedule.file_rows import ActionCells, FileRow, csv_rows, json_rows, parse_words
-from echelon.schedule.owners import schedule_from_actions
+from echelon.schedule.rows import (
+    ActionCells,
+    FileRow,
+    csv_rows,
+    json_rows,
+    parse_words,
+    schedule_from_actions,
+)
 from echelon.schedule.simulate import Durations, simulate
 
 _MOST_SLOTS = 2**21  # cells of a file

@@ -10,7 +10,7 @@ from functools import lru_cache
 from echelon.core.plan import Plan
 from echelon.schedule.action import Action, Schedule
 from echelon.schedule.build import SCHEDULES, build_schedule
-from echelon.schedule.owners import schedule_from_actions
+from echelon.schedule.rows import schedule_from_actions
 
 
 def schedule_from_plan(plan: Plan) -> Schedule:

@@ -21,8 +21,7 @@ from echelon.core.rulebook.pipeline import (
 from echelon.schedule.action import Action, Schedule
 from echelon.schedule.build import SCHEDULES, schedule_problems
 from echelon.schedule.check import check_schedule
-from echelon.schedule.file_rows import FileRow, parse_words
-from echelon.schedule.owners import schedule_from_actions
+from echelon.schedule.rows import FileRow, parse_words, schedule_from_actions
 
 SCHEDULES_WITH_ROWS = ("file", "auto")
 """The schedules that no builder makes: a plan holds their rows."""

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from echelon.core.axis import Axis
 from echelon.core.event import Event
 from echelon.schedule.action import Action, ActionKind, Schedule
-from echelon.schedule.dependencies import run_action_lists
-from echelon.schedule.messages import Channel, Message, action_with_messages
+from echelon.schedule.messages import Channel, Message, action_with_messages, run_action_lists
 
 KINDS = (ActionKind.F, ActionKind.B, ActionKind.W, ActionKind.BW)
 """The kinds of action in the order of their numbers."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from echelon.schedule.action import Action, ActionKind
-from echelon.schedule.one_f_one_b import OneFOneB
+from echelon.schedule.builders.one_f_one_b import OneFOneB
 
 WeightReads = Literal["newest", "stashed", "entered"]
 """Which version of a stage's weights a microbatch is computed with.

@@ -36,7 +36,7 @@ from itertools import chain, pairwise
 from statistics import fmean
 
 from echelon.schedule.action import Action, Schedule
-from echelon.schedule.dependencies import required_results, result_name, run_action_lists
+from echelon.schedule.messages import required_results, result_name, run_action_lists
 from echelon.telemetry.timeline import Timeline, posted_at
 
 

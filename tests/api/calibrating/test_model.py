@@ -17,7 +17,7 @@ def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(*_args: object, **_kwargs: object) -> None:
         raise AssertionError("measured")
 
-    monkeypatch.setattr("echelon.training.measure.unit_times.measure_units", measure)
+    monkeypatch.setattr("echelon.training.measure.trainer.measure_units", measure)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from echelon.api.calibrating.measuring import (
 from echelon.config.files.measurements import UnfinishedMeasurements, unfinished_measurements
 from echelon.config.load import load_job
 from echelon.core.cluster import Cluster
-from echelon.cost.fit.trainer import TimedStep, plan_label
+from echelon.cost.fit.runs import TimedStep, plan_label
 
 CLUSTER = load_job("nano", ["cluster.preset=8xcpu-core", "mesh.pp=1"]).plan.cluster
 

@@ -9,14 +9,13 @@ import pytest
 
 from bench.accuracy.published import cells
 from bench.accuracy.published.devices import cluster_of
-from bench.accuracy.published.known_models import known_model, words
+from bench.accuracy.published.known_models import known_model, published_models, words
 from bench.accuracy.published.links import device_link, network_of, rate_of
 from bench.accuracy.published.machines import machine_of
 from bench.accuracy.published.measured import active_params
 from bench.accuracy.published.models import model_of
 from bench.accuracy.published.neighbours import with_neighbours
 from bench.accuracy.published.programs import framework_from_name, program_of
-from bench.accuracy.published.published_models import published_models
 from bench.accuracy.published.recomputes import recomputes_of
 from bench.accuracy.published.refusals import Refused
 from bench.accuracy.published.rows import Row, read_rows

@@ -11,7 +11,7 @@ from bench.planner_regret.report import Measured, regret, summary, text
 from echelon.api.calibrating.measuring import SMALL, plan_of_split, step_s
 from echelon.config.load import load_job
 from echelon.core.cluster import Cluster
-from echelon.cost.fit.trainer import plan_label
+from echelon.cost.fit.runs import plan_label
 from echelon.launch.local.supervisor import RankPool
 
 WIDTH = 80

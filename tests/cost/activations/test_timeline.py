@@ -8,8 +8,15 @@ import pytest
 
 from echelon.core.plan import Plan, Recompute
 from echelon.cost.activations.from_plan import activation_numbers_from_plan
-from echelon.cost.activations.numbers import OperatorMemory, SavedTensor
-from echelon.cost.activations.timeline import RankActivations, backward_moments, forward_moments
+from echelon.cost.activations.numbers import (
+    OperatorMemory,
+    SavedTensor,
+)
+from echelon.cost.activations.timeline import (
+    RankActivations,
+    backward_moments,
+    forward_moments,
+)
 from echelon.cost.activations.units import UnitOperators
 from echelon.layout.buckets import UNIT_HEAD
 from tests.parallel.layouts import DEEPSEEK, GPT2, NANO, plan_of

@@ -27,7 +27,7 @@ from echelon.cost.seconds.stages import (
 )
 from echelon.cost.seconds.unit_times import UnitTimes, durations_from_stages, stage_seconds
 from echelon.schedule.build import build_schedule
-from echelon.schedule.flat_schedule import build_flat_schedule
+from echelon.schedule.timer import build_flat_schedule
 from tests.walks import examples, shortened
 
 Held = tuple[tuple[int, ...], ...]

@@ -1,4 +1,4 @@
-"""The page docs/data-parallel.md: replicas on threads beside ranks, each cell with its source.
+"""The page compare/data-parallel.md: replicas on threads beside ranks, each cell with its source.
 
 `python -m tests.docs.data_parallel.page` writes it from `table.toml` beside it and the figures that
 `python -m bench.threads --json bench/results/threads.json` keeps.
@@ -15,7 +15,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-PAGE = ROOT / "docs" / "data-parallel.md"
+PAGE = ROOT / "docs" / "compare" / "data-parallel.md"
 FIGURES = ROOT / "bench" / "results" / "threads.json"
 COLUMNS = {"dp": "DataParallel: replicas on threads", "ddp": "DistributedDataParallel: ranks"}
 RUN = "run"
@@ -29,7 +29,7 @@ HEAD = """\
 
 Written by `python -m tests.docs.data_parallel.page`. Each cell comes from a test, a rule, a formula
 or a run. N replicas or ranks, G the values of all parameters, s bytes of a value. How to use the
-threads: [guide](guides/replicas/threads.md).
+threads: [guide](../guides/replicas/threads.md).
 """
 TAIL = """\
 The measured rows are medians of {rounds} steps of each, in turn in one run of
@@ -64,14 +64,14 @@ def source_link(source: str) -> str:
     """Return where a cell comes from, as a link."""
     kind, _, name = source.partition(":")
     if kind == RUN:
-        return "[run](../bench/threads.py)"
+        return "[run](../../bench/threads.py)"
     if kind == "rule":
-        return f"[rule](reference/rules.md#{name})"
+        return f"[rule](../reference/rules.md#{name})"
     if kind == "formula":
         file, _, function = name.rpartition(".")
-        return f'[formula](../src/echelon/{file.replace(".", "/")}.py "{function}")'
+        return f'[formula](../../src/echelon/{file.replace(".", "/")}.py "{function}")'
     file, _, function = name.partition("::")
-    return f'[test](../tests/{file} "{function}")'
+    return f'[test](../../tests/{file} "{function}")'
 
 
 def text() -> str:

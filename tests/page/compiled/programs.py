@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -53,6 +53,32 @@ def records(a: float, b: float) -> list[float]:
     terms = {"x": a, "y": b} | {"x": 3.0}
     terms["z"] = one.sum
     return [one.sum, two.sum, *terms.values(), *(len(name) for name in terms), terms.pop("z")]
+
+
+class TooLarge(Exception):
+    """Say that a number is too large."""
+
+
+def below(limit: float, *numbers: float, scale: float = 1.0) -> Iterator[float]:
+    """Yield scaled numbers until one is too large."""
+    for number in numbers:
+        if number > limit:
+            raise TooLarge(number)
+        yield number * scale
+
+
+def until_errors(limit: float, rows: list[list[float]]) -> Iterator[float]:
+    """Yield numbers of each row until one is too large."""
+    for row in rows:
+        try:
+            yield from below(limit, *row, scale=cast(float, 2.0))
+        except TooLarge:
+            continue
+
+
+def errors(a: float, b: float) -> list[float]:
+    """Return what generators yield until they fail, and arguments by name beside any number."""
+    return [*until_errors(3.0, [[a, b], [b, a], [1.0]]), *below(1e10, b), *below(1e10, scale=a)]
 
 
 def arrays(a: float, b: float) -> list[float]:
@@ -228,7 +254,7 @@ def formats(a: float, b: float) -> list[str]:
 
 
 PROGRAMS = (
-    *(whole_numbers, truths, bits, records, arrays, loops, own_meanings, formats),
+    *(whole_numbers, truths, bits, records, errors, arrays, loops, own_meanings, formats),
     *(keys_with_parts, lists_that_change, classes_and_their_members),
 )
 

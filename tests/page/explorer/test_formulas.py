@@ -121,7 +121,9 @@ def as_json(records: Iterable[Any]) -> Any:
 
 def test_the_page_computes_what_python_computes(tmp_path: Path) -> None:
     random = Random(11)
-    require_equal(tmp_path, [*legal_settings(12, 120), *(random_settings(random) for _ in "12345")])
+    require_equal(
+        tmp_path, [*legal_settings(12, 120), *(random_settings(random) for _ in range(120))]
+    )
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from echelon.proof.activations import ObservedActivation
 from echelon.proof.causes.activations import (
     backward_place,
     describe_boundary,
@@ -18,6 +17,7 @@ from echelon.proof.causes.activations import (
 from echelon.proof.causes.diagnose import diagnose
 from echelon.proof.causes.finding import Diagnosis, ProofFinding
 from echelon.proof.claims.claims import judge
+from echelon.proof.ranks import ObservedActivation
 from echelon.proof.shrink import shrink
 from tests.proof.layouts import layout
 from tests.proof.replicas import replicas

@@ -8,7 +8,6 @@ import pytest
 
 from echelon.core.rulebook import prove as rules
 from echelon.parallel.completion.in_flight import Race, RaceKind
-from echelon.proof.activations import ObservedActivation
 from echelon.proof.causes.plans import (
     diagnose_races,
     explain_range,
@@ -21,6 +20,7 @@ from echelon.proof.claims.systematic import systematic_errors
 from echelon.proof.claims.tolerance import own_tolerance
 from echelon.proof.late import LateRun
 from echelon.proof.oracle.oracle import run_oracle
+from echelon.proof.ranks import ObservedActivation
 from echelon.proof.shrink import shrink
 from tests.proof.layouts import BF16, layout
 from tests.proof.replicas import replicas

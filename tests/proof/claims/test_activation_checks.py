@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from echelon.proof.activations import ObservedActivation
 from echelon.proof.claims.activation_checks import (
     activation_gradients,
     activations,
@@ -15,6 +14,7 @@ from echelon.proof.claims.activation_checks import (
     whole_activation,
 )
 from echelon.proof.claims.claims import judge
+from echelon.proof.ranks import ObservedActivation
 from echelon.proof.shrink import shrink
 from tests.proof.layouts import layout
 from tests.proof.replicas import replicas

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from echelon.core.rulebook import races as rules
+from echelon.core.rulebook import prove as rules
 from echelon.parallel.completion.in_flight import Race, RaceKind
 from echelon.proof.causes.plans import RACE_RULES
 from echelon.proof.claims.claims import judge, judge_races

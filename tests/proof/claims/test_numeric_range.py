@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from echelon.proof.activations import ObservedActivation
 from echelon.proof.claims.numeric_range import SMALL, NumbersOfThree, judge_ranges, range_cases
+from echelon.proof.ranks import ObservedActivation
 from echelon.proof.shrink import shrink
 from tests.proof.layouts import BF16, FP16, Changes, layout
 from tests.proof.replicas import replicas

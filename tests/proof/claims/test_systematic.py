@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from echelon.proof.activations import ObservedActivation
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.claims.systematic import digits, fits, sum_dtypes, systematic_errors
 from echelon.proof.claims.tolerance import own_tolerance
 from echelon.proof.oracle.oracle import run_oracle, step_from_values
-from echelon.proof.ranks import ObservedShard
+from echelon.proof.ranks import ObservedActivation, ObservedShard
 from echelon.proof.shrink import shrink
 from tests.proof.layouts import BF16, layout
 from tests.proof.replicas import replicas

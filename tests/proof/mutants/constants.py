@@ -14,6 +14,7 @@ from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Block
 from echelon.parallel.expert.router import Router
 from echelon.parallel.operations import RankOperations
+from echelon.training import engine
 from echelon.training.optimizer import step as optimizer_step
 from echelon.training.optimizer.adamw import AdamW
 from tests.models.latent_shapes import LATENT
@@ -21,7 +22,6 @@ from tests.parallel.layouts import DEEPSEEK, MIXTRAL, plan_of
 from tests.proof.layouts import FP16
 from tests.proof.mutants.expert_layouts import BIAS, in_routes
 from tests.proof.mutants.planting import LAST, Told, mutant
-from tests.training.local_sgd.test_checkpoint import engine
 
 
 @mutant(Told("prove-clipped-update", "layers.0.attention_norm.weight", "undue decay"))

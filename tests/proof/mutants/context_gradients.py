@@ -19,11 +19,11 @@ from echelon.parallel.context.ulysses import PositionsToHeads
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.transport.collectives import Group
+from echelon.training import engine
 from echelon.training.engine import TrainEngine
 from tests.proof.mutants.context_layouts import HEAD, MQA, in_gradients, split
 from tests.proof.mutants.planting import LAST, Told, change_routes, mutant
 from tests.proof.mutants.reductions import scale_microbatches
-from tests.training.local_sgd.test_checkpoint import engine
 
 
 def _passed_on(group: Group, x: torch.Tensor) -> torch.Tensor:

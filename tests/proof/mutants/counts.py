@@ -18,12 +18,12 @@ from echelon.parallel.kernels import fused, low_precision
 from echelon.parallel.kernels.low_precision import row_chunks
 from echelon.parallel.offload.file_store import FileOffloadStore
 from echelon.proof.shrink import stages_of
+from echelon.training import engine
 from echelon.training.engine import TrainEngine
 from echelon.training.optimizer import muon, step
 from echelon.training.optimizer.adamw import AdamW
 from tests.proof.layouts import BF16, layout
 from tests.proof.mutants.planting import Told, mutant
-from tests.training.local_sgd.test_checkpoint import engine
 
 
 def deep(*, counts: Sequence[int], **chosen: Any) -> Plan:

@@ -21,6 +21,7 @@ from echelon.parallel.storage import gradients
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.rows import MoveRows, own_rows
 from echelon.parallel.zero import ParameterGathering
+from echelon.training import engine
 from tests.proof.mutants.expert_layouts import (
     AUX,
     BY_SEQUENCE,
@@ -36,7 +37,6 @@ from tests.proof.mutants.expert_layouts import (
     in_expert_gradients,
 )
 from tests.proof.mutants.planting import change_hops, change_routes, mutant
-from tests.training.local_sgd.test_checkpoint import engine
 
 
 @mutant(

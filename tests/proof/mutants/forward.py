@@ -17,11 +17,10 @@ from echelon.parallel.kernels.fp8 import Fp8Matrix
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.storage import weights
-from echelon.training import subject
+from echelon.training import engine, subject
 from echelon.training.optimizer import SliceOptimizer
 from tests.proof.layouts import Changes
 from tests.proof.mutants.planting import LAST, Told, mutant
-from tests.training.local_sgd.test_checkpoint import engine
 
 
 def _on_block(patch: pytest.MonkeyPatch, layer: int, run: Any) -> None:

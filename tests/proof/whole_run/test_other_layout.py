@@ -8,7 +8,7 @@ import pytest
 
 from echelon.config.rules.plan import require_trainable
 from echelon.proof.shrink import shrink
-from echelon.proof.whole_run.other_layout import other_layout
+from echelon.proof.whole_run.whole_run import other_layout
 from tests.proof.layouts import layout
 
 

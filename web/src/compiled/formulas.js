@@ -16,10 +16,10 @@ return new $Prediction({ seconds: $step_seconds(work).terms, bytes: $closed_form
 }
 
 function $broken_rules(controls, model, cluster) {
-let found;
+let view;
 
-found = $find_violations($view_of_controls(controls, model, cluster), $FINDERS_OF_CONTROLS);
-return $rt.iter(found).map((one) => new $BrokenControls({ rule: $rt.item(one.broken_rule, 0), message: $rt.singular.bind(null, "(?<before>\\S+ )?(?<![\\w.,:/=+*^-])1 (?<kind>(?:(?:data|pipeline|tensor|context|expert|parameter|virtual|global|optimizer|training|validation|forward|backward|local|query|key/value|legal|whole|more|other|equal) )?)(?<noun>ranks|microbatches|sequences|tokens|steps|blocks|layers|stages|heads|devices|nodes|samples|positions|experts|islands|servers|workers|replicas|groups|processes|hosts|GPUs|cores|files|tensors|rows|plans|meshes|runs|parameters|documents|chats|checkpoints|buckets|units|pairs|slots|problems|messages|actions|calls|validations|rounds|threads|links|keys|ids|lines|columns|words|settings|chunks|pieces|slices|shards|batches|passes|lists|models|figures|presets|rules|matmuls|times|bytes|seconds|iterations|weights|values|choices|numbers|prompts|names|rooms|operations|records|cells|places)\\b(?<verb>(?: (?:are|were|have|do|take|hold|need|wait|fit|differ|change)\\b)?)", {"are": "is", "were": "was", "have": "has", "do": "does", "take": "takes", "hold": "holds", "need": "needs", "wait": "waits", "fit": "fits", "differ": "differs", "change": "changes"}, ["rank", "stage", "step", "group", "expert", "layer", "block", "node", "device", "worker", "server", "island", "replica", "process", "level", "bucket", "unit", "microbatch", "slot", "version", "epoch", "ZeRO", "zero", "chunk", "line", "column", "row", "seed", "+", "-", "*", "/", "to", ">", ">="])(one.message) }));
+view = $view_of_controls(controls, model, cluster);
+return $rt.iter($find_violations(view, $FINDERS_OF_CONTROLS)).map((violation) => new $BrokenControls({ rule: $rt.item(violation.broken_rule, 0), message: $rt.singular.bind(null, "(?<before>\\S+ )?(?<![\\w.,:/=+*^-])1 (?<kind>(?:(?:data|pipeline|tensor|context|expert|parameter|virtual|global|optimizer|training|validation|forward|backward|local|query|key/value|legal|whole|more|other|equal) )?)(?<noun>ranks|microbatches|sequences|tokens|steps|blocks|layers|stages|heads|devices|nodes|samples|positions|experts|islands|servers|workers|replicas|groups|processes|hosts|GPUs|cores|files|tensors|rows|plans|meshes|runs|parameters|documents|chats|checkpoints|buckets|units|pairs|slots|problems|messages|actions|calls|validations|rounds|threads|links|keys|ids|lines|columns|words|settings|chunks|pieces|slices|shards|batches|passes|lists|models|figures|presets|rules|matmuls|times|bytes|seconds|iterations|weights|values|choices|numbers|prompts|names|rooms|operations|records|cells|places)\\b(?<verb>(?: (?:are|were|have|do|take|hold|need|wait|fit|differ|change)\\b)?)", {"are": "is", "were": "was", "have": "has", "do": "does", "take": "takes", "hold": "holds", "need": "needs", "wait": "waits", "fit": "fits", "differ": "differs", "change": "changes"}, ["rank", "stage", "step", "group", "expert", "layer", "block", "node", "device", "worker", "server", "island", "replica", "process", "level", "bucket", "unit", "microbatch", "slot", "version", "epoch", "ZeRO", "zero", "chunk", "line", "column", "row", "seed", "+", "-", "*", "/", "to", ">", ">="])(violation.message) }));
 }
 
 function $run_text(controls, model, cluster) {
@@ -199,19 +199,6 @@ keys = $rt.sum($rt.iter($rt.range(shape.layers)).map((layer) => met(shape.of_lay
 return $rt.add((6.0 * multiplied), $rt.mul((12.0 * $attention_width(shape)), keys));
 }
 
-function* $find_violations(view, finders) {
-let find;
-
-for (find of $rt.iter(finders)) {
-try {
-yield* $rt.iter(find(view));
-} catch (error) {
-if (!(error instanceof $Unavailable)) throw error;
-continue;
-}
-}
-}
-
 function $view_of_controls(controls, model, cluster) {
 let entries, name, table, value, values;
 
@@ -222,6 +209,19 @@ $rt.setitem(entries, $rt.join($rt.str(table), ".", $rt.str(name)), new $Entry({ 
 }
 }
 return new $View({ entries: entries, wrong: $rt.set(), cluster: $_cluster(cluster) });
+}
+
+function* $find_violations(view, finders) {
+let find;
+
+for (find of $rt.iter(finders)) {
+try {
+yield* $rt.lazy(find(view));
+} catch (error) {
+if (!(error instanceof $Unavailable)) throw error;
+continue;
+}
+}
 }
 
 function $tp_divides_heads(view) {
@@ -243,12 +243,12 @@ let ffn, keys, shared, what;
 
 if ($rt.truth($has_dense_layers(view))) {
 ffn = view.integer("model.ffn");
-yield* $rt.iter($_tp_divides(view, $TP_DIVIDES_FFN, ffn, "ffn =", "model.ffn"));
+yield* $rt.lazy($_tp_divides(view, $TP_DIVIDES_FFN, ffn, "ffn =", "model.ffn"));
 }
 if ($rt.truth((shared = $shared_width(view)))) {
 what = "shared_experts x experts.ffn =";
 keys = ["model.experts.shared_experts", "model.experts.ffn"];
-yield* $rt.iter($_tp_divides(view, $TP_DIVIDES_FFN, shared, what, ...$rt.iter(keys)));
+yield* $rt.lazy($_tp_divides(view, $TP_DIVIDES_FFN, shared, what, ...$rt.iter(keys)));
 }
 }
 
@@ -310,12 +310,12 @@ function* $mesh_settings_without_effect(view) {
 let alone;
 
 if ($rt.eq(view.integer("mesh.tp"), 1)) {
-yield* $rt.iter($setting_without_effect(view, "mesh.sequence_parallel", "it splits over tp, and mesh.tp = 1", undefined, "mesh.tp = 2"));
+yield* $rt.lazy($setting_without_effect(view, "mesh.sequence_parallel", "it splits over tp, and mesh.tp = 1", undefined, "mesh.tp = 2"));
 }
-yield* $rt.iter($overlap_without_effect(view));
+yield* $rt.lazy($overlap_without_effect(view));
 alone = $rt.both($rt.eq($gradient_ranks(view), 1), () => $rt.eq(view.integer("zero.stage"), 0));
 if (($rt.truth(alone) && !($rt.truth($has_experts(view)) && ($rt.number($ranks_with_the_same_experts(view)) > $rt.number(1))))) {
-yield* $rt.iter($setting_without_effect(view, "zero.bucket_bytes", "gradients are reduced over data and context ranks, and there is one", [26214400], "mesh.dp_replicate = 2"));
+yield* $rt.lazy($setting_without_effect(view, "zero.bucket_bytes", "gradients are reduced over data and context ranks, and there is one", [26214400], "mesh.dp_replicate = 2"));
 }
 }
 
@@ -420,7 +420,7 @@ return undefined;
 }
 [shard, replicas] = $rt.unpack([view.integer("mesh.dp_shard"), view.integer("mesh.dp_replicate")], 2);
 if (!$rt.truth($cuts_by_shard(view))) {
-yield* $rt.iter($setting_without_effect(view, "mesh.dp_shard", "zero.stage = 0 shares nothing out; whole replicas are dp_replicate", undefined, $rt.join("mesh.dp_replicate = ", $rt.str($rt.mul(shard, replicas)), " with mesh.dp_shard = 1"), "zero.stage = 1"));
+yield* $rt.lazy($setting_without_effect(view, "mesh.dp_shard", "zero.stage = 0 shares nothing out; whole replicas are dp_replicate", undefined, $rt.join("mesh.dp_replicate = ", $rt.str($rt.mul(shard, replicas)), " with mesh.dp_shard = 1"), "zero.stage = 1"));
 }
 if ($rt.eq(view.word("zero.accumulate"), "slices")) {
 cuts = ($rt.number($shard_ranks(view)) > $rt.number(1));
@@ -435,13 +435,13 @@ let name, stage, stages, why;
 if (!$rt.has(stages, 3)) {
 why = $rt.join("parameters are gathered by unit at stage 3, and zero.stage = ", $rt.str(stage));
 for (name of $rt.iter($STAGE_3_ONLY)) {
-yield* $rt.iter($setting_without_effect(view, $rt.join("zero.", $rt.str(name)), why, undefined, "zero.stage = 3"));
+yield* $rt.lazy($setting_without_effect(view, $rt.join("zero.", $rt.str(name)), why, undefined, "zero.stage = 3"));
 }
 }
 if (!$rt.eq(stages, $rt.set([3]))) {
 return undefined;
 }
-yield* $rt.iter($setting_without_effect(view, "zero.bucket_bytes", "at stage 3 a bucket is a unit of zero.unit_blocks blocks, gathered and reduced as one", [26214400]));
+yield* $rt.lazy($setting_without_effect(view, "zero.bucket_bytes", "at stage 3 a bucket is a unit of zero.unit_blocks blocks, gathered and reduced as one", [26214400]));
 }
 
 function* $offload_needs_stage(view) {
@@ -529,7 +529,7 @@ let why;
 
 if ($rt.eq(view.integer("mesh.cp"), 1)) {
 why = "it is how cp works, and mesh.cp = 1";
-yield* $rt.iter($setting_without_effect(view, "context.kind", why, undefined, $rt.dict([["mesh.cp", 2]])));
+yield* $rt.lazy($setting_without_effect(view, "context.kind", why, undefined, $rt.dict([["mesh.cp", 2]])));
 }
 }
 
@@ -539,7 +539,7 @@ let kind, why;
 kind = view.word("context.kind");
 if ($rt.eq($rt.item($CONTEXT_KINDS, kind).exchange, "none")) {
 why = $rt.join($rt.str(kind), " exchanges no heads");
-yield* $rt.iter($setting_without_effect(view, "context.ulysses_degree", why, [1], $_kinds_with_degree));
+yield* $rt.lazy($setting_without_effect(view, "context.ulysses_degree", why, [1], $_kinds_with_degree));
 }
 }
 
@@ -549,9 +549,9 @@ let full, why;
 if (!$rt.eq(view.word("recompute.policy"), "full")) {
 full = "recompute.policy = \"full\"";
 why = "it counts blocks of full recompute";
-yield* $rt.iter($setting_without_effect(view, "recompute.every", why, undefined, full));
+yield* $rt.lazy($setting_without_effect(view, "recompute.every", why, undefined, full));
 why = "only the stored inputs of recomputed blocks are offloaded";
-yield* $rt.iter($setting_without_effect(view, "recompute.offload", why, undefined, full));
+yield* $rt.lazy($setting_without_effect(view, "recompute.offload", why, undefined, full));
 }
 }
 
@@ -563,12 +563,12 @@ let alone, auto, because, every, key, lost, message, operator, operators, policy
 auto = $rt.join($rt.str(key), " = \"auto\"");
 if ($rt.eq(policy, "none")) {
 because = "nothing is redone";
-yield* $rt.iter($setting_without_effect(view, key, because, [[], []], "recompute.policy = \"selective\""));
+yield* $rt.lazy($setting_without_effect(view, key, because, [[], []], "recompute.policy = \"selective\""));
 return undefined;
 }
 if (($rt.eq(policy, "full") && $rt.eq(every, 1))) {
 because = "every block is redone whole";
-yield* $rt.iter($setting_without_effect(view, key, because, [[], []], "recompute.every = 2"));
+yield* $rt.lazy($setting_without_effect(view, key, because, [[], []], "recompute.every = 2"));
 return undefined;
 }
 if ($rt.eq(value, "auto")) {
@@ -728,7 +728,7 @@ yield new $RuleViolation({ rule: $INT8_GATHER_ROUNDS_ONCE, key: "zero.gather", m
 function* $ep_without_experts(view) {
 
 if (!$rt.truth($has_experts(view))) {
-yield* $rt.iter($setting_without_effect(view, "mesh.ep", $rt.join($rt.str(view.model_name), " has no experts"), undefined));
+yield* $rt.lazy($setting_without_effect(view, "mesh.ep", $rt.join($rt.str(view.model_name), " has no experts"), undefined));
 }
 }
 
@@ -808,7 +808,7 @@ let key;
 if (!$rt.truth($has_experts(view))) {
 for (key of $rt.iter($EXPERT_KEYS)) {
 if (!$rt.has(view.wrong, key)) {
-yield* $rt.iter($setting_without_effect(view, key, $rt.join($rt.str(view.model_name), " has no experts"), undefined));
+yield* $rt.lazy($setting_without_effect(view, key, $rt.join($rt.str(view.model_name), " has no experts"), undefined));
 }
 }
 }
@@ -835,7 +835,7 @@ let count, how, parts, rows, tokens;
 $require_experts(view);
 count = view.integer("experts.chunks");
 if ($rt.eq(view.integer("mesh.ep"), 1)) {
-yield* $rt.iter($setting_without_effect(view, "experts.chunks", $rt.join("tokens do not travel, ", $rt.str("mesh.ep"), " = 1"), undefined));
+yield* $rt.lazy($setting_without_effect(view, "experts.chunks", $rt.join("tokens do not travel, ", $rt.str("mesh.ep"), " = 1"), undefined));
 return undefined;
 }
 tokens = $tokens_of_microbatch(view);
@@ -863,17 +863,17 @@ yield new $RuleViolation({ rule: $FITS_CLUSTER, key: "mesh", message: $rt.join($
 }
 
 function $settings_of_controls(controls, model, cluster) {
-let control, name, said, table, tables, value;
+let control, listed, name, table, tables, value;
 
 tables = $rt.dict([["model", $rt.dict([["preset", $rt.item(model, "name")]])], ["cluster", $rt.dict([["preset", $rt.item(cluster, "name")]])]]);
 for ([table, name, control] of $rt.iter($SETTINGS_OF_CONTROLS)) {
 value = $rt.attribute(controls, control);
 if ($rt.eq(control, "precision")) {
-$rt.setitem(tables, table, $rt.dict($rt.iter($rt.items($rt.item($PRECISION_SETTINGS, value), )).map(([key, one]) => [key, one])));
+$rt.setitem(tables, table, $rt.dict($rt.iter($rt.items($rt.item($PRECISION_SETTINGS, value), )).map(([key, word]) => [key, word])));
 } else {
-if ($rt.truth($_is_said(controls, control, value))) {
-said = ($rt.eq(control, "operators") ? [...$rt.iter($rt.item($OPERATORS, value))] : value);
-$rt.setitem($rt.setdefault(tables, table, $rt.dict([])), name, said);
+if ($rt.truth($_is_written(controls, control, value))) {
+listed = ($rt.eq(control, "operators") ? [...$rt.iter($rt.item($OPERATORS, value))] : value);
+$rt.setitem($rt.setdefault(tables, table, $rt.dict([])), name, listed);
 }
 }
 }
@@ -1535,13 +1535,13 @@ let change, split, tp, why;
 if ($rt.eq(tp, 1)) {
 why = "it is about messages between tensor ranks, and mesh.tp = 1";
 change = $rt.dict([["mesh.tp", 2], ["mesh.sequence_parallel", true]]);
-yield* $rt.iter($setting_without_effect(view, "mesh.tp_overlap", why, undefined, change));
+yield* $rt.lazy($setting_without_effect(view, "mesh.tp_overlap", why, undefined, change));
 } else {
 if (!$rt.truth(split)) {
 why = "rows are gathered before a product, and sums of rows scattered after it, with ";
 why = $rt.add(why, "mesh.sequence_parallel only");
 change = $rt.dict([["mesh.sequence_parallel", true]]);
-yield* $rt.iter($setting_without_effect(view, "mesh.tp_overlap", why, undefined, change));
+yield* $rt.lazy($setting_without_effect(view, "mesh.tp_overlap", why, undefined, change));
 }
 }
 }
@@ -1639,21 +1639,21 @@ return [$rt.value(entry), entry.source];
 }
 
 function $_not_over_nodes(view, least) {
-let count, each, even, found, groups, mesh, node, nodes, what, where;
+let count, each, even, families, groups, mesh, node, nodes, what, where;
 
 [mesh, node] = $rt.unpack([$mesh_of(view), ((view) => view.cluster)(view).devices_per_node], 2);
-found = [];
+families = [];
 if (($rt.number(view.integer("zero.stage")) >= $rt.number(least))) {
-$rt.append(found, ["parameters", $shard_groups(mesh)]);
+$rt.append(families, ["parameters", $shard_groups(mesh)]);
 }
 if (($rt.truth($has_experts(view)) && ($rt.number($rt.item($expert_stage(view), 0)) >= $rt.number(least)))) {
 $ranks_with_the_same_experts(view);
-$rt.append(found, ["experts", $expert_shard_groups(mesh, $expert_tp(view))]);
+$rt.append(families, ["experts", $expert_shard_groups(mesh, $expert_tp(view))]);
 }
-if ((!$rt.truth(found) || $rt.truth($rt.any($rt.iter(found).map(([_, groups]) => ($rt.number(groups.per_node(node)) > $rt.number(1))))))) {
+if ((!$rt.truth(families) || $rt.truth($rt.any($rt.iter(families).map(([_, groups]) => ($rt.number(groups.per_node(node)) > $rt.number(1))))))) {
 return "";
 }
-[what, groups] = $rt.unpack($rt.item(found, 0), 2);
+[what, groups] = $rt.unpack($rt.item(families, 0), 2);
 [count, nodes, even] = $rt.unpack([groups.count, groups.num_nodes(node), groups.even_on_nodes(0, node)], 3);
 each = ($rt.truth(even) ? $rt.join($rt.str(count), " / ", $rt.str(nodes), " = ", $rt.str(even), " on each") : "not as many on each");
 where = $rt.join($rt.str(nodes), " node", $rt.str($rt.mul("s", ($rt.number(nodes) > $rt.number(1)))), " of ", $rt.str(node), " devices, ", $rt.str(each));
@@ -1850,7 +1850,7 @@ servers = $rt.mul($rt.join(" + ", $rt.str(mesh.servers), " servers"), ($rt.numbe
 return $rt.join("the mesh is ", $rt.str(degrees), $rt.str(servers), " = ", $rt.str(mesh.world_size));
 }
 
-function $_is_said(controls, control, value) {
+function $_is_written(controls, control, value) {
 
 if (($rt.has(["ep", "virtual"], control) || !$rt.has($PLAIN, control) || !$rt.eq(value, $rt.item($PLAIN, control)))) {
 return true;
@@ -5796,10 +5796,6 @@ return $rt.sum($rt.values(self.terms, ), 0.0);
 }
 }
 
-class $Unavailable {
-
-}
-
 class $Entry {
 constructor(of) {
 this.value = $rt.required(of.value, 'value');
@@ -5888,6 +5884,10 @@ const self = this;
 
 return ($rt.truth(self.has("model.name")) ? self.word("model.name") : "the model");
 }
+}
+
+class $Unavailable {
+
 }
 
 class $Rule {
@@ -6631,17 +6631,17 @@ return $rt.iter($rt.range(few)).flatMap((number) => $rt.iter($rt.range(places)).
 }
 per_node(node) {
 const self = this;
-let even, found, start;
+let common, even, start;
 
-found = 0;
+common = 0;
 for (start of $rt.iter(self.starts(node))) {
 even = self.even_on_nodes(start, node);
-if ((($rt.number(even) <= $rt.number(1)) || $rt.eq(even, self.count) || (($rt.number(found) > $rt.number(0)) && !$rt.eq(even, found)))) {
+if ((($rt.number(even) <= $rt.number(1)) || $rt.eq(even, self.count) || (($rt.number(common) > $rt.number(0)) && !$rt.eq(even, common)))) {
 return 1;
 }
-found = even;
+common = even;
 }
-return found;
+return common;
 }
 even_on_nodes(start, node) {
 const self = this;

@@ -170,6 +170,8 @@ export function iter(value) {
   return [...value];
 }
 
+export const lazy = (value) => (value instanceof Map ? value.keys() : value);
+
 export function unpack(value, count) {
   const found = iter(value);
   return found.length === count ? found : fail(`${found.length} values, not ${count}`);

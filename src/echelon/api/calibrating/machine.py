@@ -35,6 +35,7 @@ from echelon.core.optional import optional_package
 from echelon.core.version import __version__
 from echelon.cost.fit.device import DeviceFit, fit_device
 from echelon.cost.fit.links import LinkFit, fit_last_tier, fit_link
+from echelon.cost.fit.runs import TrainerFit
 from echelon.cost.fit.samples import (
     FusedAttentionKernel,
     MatmulKernel,
@@ -45,7 +46,6 @@ from echelon.cost.fit.samples import (
     cpu_workload,
     gpu_workload,
 )
-from echelon.cost.fit.trainer import TrainerFit
 
 if TYPE_CHECKING:
     from echelon.launch.launched.jobs import LaunchedPool

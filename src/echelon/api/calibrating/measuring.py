@@ -16,6 +16,7 @@ from echelon.api.calibrating.place import JobRanks, MeasuredPlace
 from echelon.config.files.measurements import UnfinishedMeasurements, measurement_name
 from echelon.core.cluster import Cluster
 from echelon.core.plan import Plan
+from echelon.cost.fit.runs import TimedStep, TrainerFit, first_devices, fit_trainer, plan_label
 from echelon.cost.fit.samples import (
     COLLECTIVES,
     Collective,
@@ -25,7 +26,6 @@ from echelon.cost.fit.samples import (
     TimedKernel,
     Workload,
 )
-from echelon.cost.fit.trainer import TimedStep, TrainerFit, first_devices, fit_trainer, plan_label
 from echelon.cost.seconds.trainers import our_constants
 from echelon.planner.search.request import make_request
 
@@ -305,7 +305,7 @@ def measure_trainer(
 
 def step_s(ranks: JobRanks, plan: Plan, *, warmup: int, steps: int) -> float:
     """Return the seconds of a step of `plan` on the first ranks: the slowest one's median."""
-    from echelon.training.measure.steps import StepsJob, take_steps
+    from echelon.training.measure.trainer import StepsJob, take_steps
 
     job = StepsJob(plan=plan, warmup=warmup, steps=steps)
     return max(ranks.run(take_steps, job, plan.mesh.world_size))

@@ -22,7 +22,7 @@ from echelon.core.mesh import Mesh
 from echelon.core.optional import optional_package
 from echelon.core.rulebook.pipeline import UNIT_TIMES_WRITTEN_ONCE
 from echelon.core.rulebook.run import RUN_HAS_EVENTS
-from echelon.cost.fit.run import COMPUTED, GroupCollective, ObservedTime, StageAction, fit_run
+from echelon.cost.fit.runs import COMPUTED, GroupCollective, ObservedTime, StageAction, fit_run
 from echelon.cost.fit.samples import Collective, CollectiveKind
 from echelon.launch.host import num_usable_cores
 from echelon.telemetry.events import ranks_with_events
@@ -214,7 +214,7 @@ def calibrate_model(
 
     from echelon.launch.process_group import require_devices
     from echelon.launch.room import require_kernels
-    from echelon.training.measure.unit_times import measure_units
+    from echelon.training.measure.trainer import measure_units
 
     backend = job.plan.cluster.backend
     require_devices(backend, 1, set_by=job.source_of("cluster.preset"))

@@ -15,9 +15,9 @@ from typing import Any
 from echelon.cli.schedule.arguments import require_size
 from echelon.planner.view.text_layout import WIDTH, table, wrap_text
 from echelon.schedule.build import SCHEDULES, schedule_problems
-from echelon.schedule.builder import ActionTimes, Builder
-from echelon.schedule.gpipe import GPipe
-from echelon.schedule.one_f_one_b import OneFOneB
+from echelon.schedule.builders.builder import ActionTimes, Builder
+from echelon.schedule.builders.gpipe import GPipe
+from echelon.schedule.builders.one_f_one_b import OneFOneB
 from echelon.schedule.staleness import WEIGHT_UPDATE_RULES, gives_reference_gradient, staleness
 
 DEFAULT_RANKS = 4  # ranks

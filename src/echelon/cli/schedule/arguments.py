@@ -22,8 +22,8 @@ from echelon.schedule.action import Schedule
 from echelon.schedule.automatic import find_schedule
 from echelon.schedule.build import SCHEDULES, build_schedule, schedule_problems
 from echelon.schedule.check import ScheduleReport, check_schedule, peak_in_flight_per_rank
-from echelon.schedule.file_rows import NO_FILE, ActionCells
 from echelon.schedule.files import ScheduleFile, read_schedule_file
+from echelon.schedule.rows import NO_FILE, ActionCells
 from echelon.schedule.simulate import Durations
 
 SUFFIXES = (".csv", ".json")

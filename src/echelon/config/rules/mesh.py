@@ -228,11 +228,11 @@ def batch_divides(view: View) -> Iterator[RuleViolation]:
 def _even_batches(total: int, size: int, dp: int) -> list[str]:
     """Return the nearest batches that data ranks share evenly, as text."""
     below = total - total % (size * dp)
-    found = [f"global_sequences = {n}" for n in (below, below + size * dp) if n > 0]
+    batches = [f"global_sequences = {n}" for n in (below, below + size * dp) if n > 0]
     if total % dp == 0:
         sizes = nearest_divisors(total // dp, size, limit=2)
-        found += [f"microbatch_sequences = {n}" for n in sizes]
-    return found
+        batches += [f"microbatch_sequences = {n}" for n in sizes]
+    return batches
 
 
 def symmetric_memory_reaches_ranks(view: View) -> Iterator[RuleViolation]:

@@ -253,15 +253,15 @@ def reduce_needs_nodes(view: View) -> Iterator[RuleViolation]:
 def _not_over_nodes(view: View, *, least: int) -> str:
     """Return where ranks are that share out from stage `least` on; "" where nodes hold several."""
     mesh, node = mesh_of(view), cluster_of(view).devices_per_node
-    found: list[tuple[str, StridedGroups]] = []
+    families: list[tuple[str, StridedGroups]] = []
     if view.integer("zero.stage") >= least:
-        found.append(("parameters", shard_groups(mesh)))
+        families.append(("parameters", shard_groups(mesh)))
     if has_experts(view) and expert_stage(view)[0] >= least:
         ranks_with_the_same_experts(view)  # Of uneven ones nobody knows which they are.
-        found.append(("experts", expert_shard_groups(mesh, expert_tp(view))))
-    if not found or any(groups.per_node(node) > 1 for _, groups in found):
+        families.append(("experts", expert_shard_groups(mesh, expert_tp(view))))
+    if not families or any(groups.per_node(node) > 1 for _, groups in families):
         return ""
-    what, groups = found[0]
+    what, groups = families[0]
     count, nodes, even = groups.count, groups.num_nodes(node), groups.even_on_nodes(0, node)
     each = f"{count} / {nodes} = {even} on each" if even else "not as many on each"
     where = f"{nodes} node{'s' * (nodes > 1)} of {node} devices, {each}"

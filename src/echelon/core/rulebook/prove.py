@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of a proof: the claims that a plan must keep, in the order in which one causes the next."""
+"""Rules of a proof: the claims in the order of causes, whole runs, who may use memory when."""
 
-from echelon.core.rules import Rule
+from echelon.core.rules import Area, Rule
+
+PROVE_AREA = Area("prove")
+"""A proof: the claims that a plan must keep, in the order in which one causes the next."""
 
 PROVE_QUANTISED_SUMS = Rule(
     id="prove-quantised-sums",
@@ -349,4 +352,124 @@ PROVE_INDEPENDENT_OPTIMIZER = Rule(
     """,
     bad='optimizer.kind = "lion"                         # with prove --independent',
     fixed='optimizer.kind = "adamw"',
+)
+
+
+PROVE_TRAINER_AREA = Area("prove_trainer")
+"""Rules that a proof of a whole run of the trainer can break."""
+
+PROVE_TRAINER_STEPS = Rule(
+    id="prove-trainer-steps",
+    why="""
+    The loop that trains reads its samples from prepared files, in an order that depends on the seed
+    and the step only. A proof runs this very loop over a small text in which an epoch ends within a
+    step, and compares loss, norm, rate and counts of every step with one device, which draws the
+    samples by the definition of their order.
+    """,
+    bad="ids = permutation(epoch)[step * batch :]        # short at the end of an epoch",
+    fixed="ids = sample_ids(seed=seed, step=step, ...)      # goes on with the next epoch",
+)
+
+PROVE_TRAINER_VALIDATION = Rule(
+    id="prove-trainer-validation",
+    why="""
+    The validation loss is the mean over all held-out tokens, each counted once, with nothing
+    dropped out: the number by which runs are compared. It must not depend on how ranks share the
+    batches, the last of which is not full.
+    """,
+    bad="loss = mean(loss of each batch)                 # the last one is half empty",
+    fixed="loss = sum of token losses / held-out tokens",
+)
+
+PROVE_TRAINER_RESUME = Rule(
+    id="prove-trainer-resume",
+    why="""
+    A checkpoint holds all that the next step depends on: weights, optimizer state and its count,
+    the loss scale, router biases, and where the samples stand. A run that is saved in the middle
+    and resumed under another split takes the steps that the first one takes.
+    """,
+    bad="optimizer = AdamW(model.parameters())           # after a resume: its moments are zero",
+    fixed="optimizer.load_state(checkpoint)",
+)
+
+PROVE_TRAINER_CHECKPOINT = Rule(
+    id="prove-trainer-checkpoint",
+    why="""
+    What is read from the last checkpoint on one device, whole tensors put together from the files
+    of all ranks, is what one device has trained.
+    """,
+    bad="torch.save(model.state_dict(), path)            # of the slices of one rank",
+    fixed="save_checkpoint(folder, snapshot, ...)          # each rank its own pieces, once",
+)
+
+PROVE_TRAINER_TEXT = Rule(
+    id="prove-trainer-text",
+    why="""
+    The model that is read from a checkpoint writes the tokens that one device writes: the same
+    likeliest token after each, with nothing dropped out, and with no look beyond the start of a
+    document where documents are separate.
+    """,
+    bad="model(tokens)                                   # in training mode",
+    fixed="echelon generate RUN",
+)
+
+
+RACES_AREA = Area("races")
+"""A proof with late completion: who may use memory when."""
+
+PROVE_LATE_SUBJECT = Rule(
+    id="prove-late-subject",
+    why="""
+    A proof with late completion gives the subject a third argument, the policy that makes its
+    groups, pools, streams and stores (`parallel/completion/completion.py`). A subject that makes
+    its own has operations that nobody can delay or watch, so nothing would be proven of them.
+    """,
+    bad="def build(place, plan): ...                     # proven with late=True",
+    fixed="def build(place, plan, completion=None): ...",
+)
+
+PROVE_AWAITED = Rule(
+    id="prove-awaited",
+    why="""
+    The result of an asynchronous operation is there when the operation has been awaited. Who reads
+    it before, or never waits, reads whatever the transport has written so far: the right numbers on
+    an idle machine, others on a busy one. Under late completion it is NaN until then, and the first
+    operation that reads it is told.
+    """,
+    bad="pending = group.all_gather(whole, shard, name=name, async_op=True); use(whole)",
+    fixed="pending = group.all_gather(whole, shard, name=name, async_op=True); pending.wait(); "
+    "use(whole)",
+)
+
+PROVE_IN_FLIGHT = Rule(
+    id="prove-in-flight",
+    why="""
+    What an operation reads stays as it is, and what it fills is nobody else's, until it has been
+    awaited. A buffer that is reused too early sends the next thing in the place of this one, or
+    both in part.
+    """,
+    bad="pending = group.send(x, 1, name=name, tag=0); x.mul_(2); pending.wait()",
+    fixed="pending = group.send(x, 1, name=name, tag=0); pending.wait(); x.mul_(2)",
+)
+
+PROVE_FREED = Rule(
+    id="prove-freed",
+    why="""
+    Memory is given back once, when no operation that reads or fills it is in flight and nobody uses
+    it any more. Given back too early it belongs to two owners; given back twice it is lent to two.
+    """,
+    bad="pending = group.all_gather(whole, shard, name=name, async_op=True); memory.release()",
+    fixed="pending = group.all_gather(whole, shard, name=name, async_op=True); pending.wait(); "
+    "use(whole); memory.release()",
+)
+
+PROVE_LATE = Rule(
+    id="prove-late",
+    why="""
+    When operations complete is no part of the mathematics: a run in which each of them completes
+    only when somebody waits for it gives the same losses, gradients, norms and parameters as a run
+    in which they complete as soon as they can, bit for bit.
+    """,
+    bad="if pending.done(): use_now() else: use_later()  # in another order of sums",
+    fixed="pending.wait(); use()",
 )

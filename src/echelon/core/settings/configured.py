@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A field of a record that a run file sets: its help, its values, and its default there.
 
-A field says so in its annotation: ``prefetch: Annotated[int, Configured("units gathered ahead")]``.
-What follows from the field is not said again: its name, its default, and values that fit its type.
+The annotation has it: ``prefetch: Annotated[int, Configured("units gathered ahead")]``. The name,
+the default and the values that fit follow from the field, unless the annotation gives others.
 """
 
 from __future__ import annotations
@@ -22,45 +22,44 @@ from echelon.core.settings.value_types import (
 )
 
 OF_FIELD = object()
-"""The default of a setting that is that of its field."""
+"""Marks a setting with the default of its field."""
 KINDS: dict[object, ValueType] = {bool: Flag(), int: COUNT, float: POSITIVE, str: Text()}
-"""Values that fit a field of each type, where nothing else is said."""
+"""Values that fit a field of each type, unless its annotation gives others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """What a run file says of a field, in so far as the field itself leaves it open."""
+    """A field of a record as a setting: everything that does not follow from the field itself."""
 
     about: str
-    """What the setting is for: a line."""
+    """Purpose of the setting, in a line."""
     kind: ValueType | None = None
     """Values that fit; None: those that fit the type of the field."""
     default: object = OF_FIELD
-    """What stands where nobody sets it; None for nothing."""
+    """Value where nobody sets one; None for none."""
     name: str = ""
-    """The name of the setting where it is not that of the field."""
+    """Name of the setting, if other than the name of the field."""
     table: str = ""
-    """The table of the setting where it is not that of the other fields."""
+    """Table of the setting, if other than the table of the record."""
     after: str = ""
-    """The setting of the table that it stands after, where it is not the field before."""
+    """Setting of the table before this one, if other than the field before."""
     path: bool = False
-    """Whether it is a path, relative to the file that sets it."""
+    """True for a path, relative to the file that sets it."""
 
 
 def settings_of(record: type, table: str, *names: str) -> list[Setting]:
-    """Return the settings of a table that fields of a record hold: the named ones, else all."""
+    """Settings of a table that fields of a record hold: the named fields, else all."""
     hints = get_type_hints(record, include_extras=True)
-    found: list[Setting] = []
+    settings: list[Setting] = []
     for item in fields(cast(Any, record)):
-        for one in get_args(hints[item.name]):
-            if not isinstance(one, Configured) or one.table not in ("", table):
+        for extra in get_args(hints[item.name]):
+            if not isinstance(extra, Configured) or extra.table not in ("", table):
                 continue
             if not names or item.name in names:
-                setting = _setting(one, item, table, hints[item.name])
-                keys = [other.key for other in found]
-                place = keys.index(f"{table}.{one.after}") + 1 if one.after else len(found)
-                found.insert(place, setting)
-    return found
+                keys = [setting.key for setting in settings]
+                place = keys.index(f"{table}.{extra.after}") + 1 if extra.after else len(keys)
+                settings.insert(place, _setting(extra, item, table, hints[item.name]))
+    return settings
 
 
 def _setting(configured: Configured, item: Field[Any], table: str, hint: object) -> Setting:
@@ -75,7 +74,7 @@ def _setting(configured: Configured, item: Field[Any], table: str, hint: object)
 
 
 def _kind_of(hint: Any) -> ValueType:
-    """Return the values that fit a type: words of a Literal or a registry, numbers, flags."""
+    """Values that fit a type: words of a Literal or a registry, numbers, flags."""
     plain, *extras = get_args(hint)
     for extra in extras:
         if isinstance(extra, Mapping):

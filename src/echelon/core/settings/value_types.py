@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from math import isinf
 from typing import Protocol, cast
 
-from echelon.core.quantities import EXAMPLES, Dimension, near_quantity, read_quantity
 from echelon.core.rulebook.config import (
     OUT_OF_RANGE,
     UNKNOWN_CHOICE,
@@ -18,6 +17,7 @@ from echelon.core.rulebook.config import (
 )
 from echelon.core.rulebook.mesh import DEGREE_AT_LEAST_ONE
 from echelon.core.rules import Rule, did_you_mean
+from echelon.core.units import EXAMPLES, Dimension, near_quantity, read_quantity
 
 MAX_REAL = 1e300  # Short of infinity, so that a whole number of any length is judged too.
 TYPE_NAMES = {

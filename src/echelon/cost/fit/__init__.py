@@ -6,6 +6,5 @@ solver    least squares on logarithms, with bounds and spreads
 device    rates of a device, from kernels
 links     bandwidth and latency of links, from collectives
 merge     several measured clusters as one
-trainer   constants of our trainer, from steps
-run       what a run tells of its cluster
+runs      constants of our trainer from steps, and of a cluster from a run
 """

@@ -41,8 +41,8 @@ import numpy as np
 from echelon.core.plan import Plan
 from echelon.cost.seconds.unit_times import UnitTimes, durations_from_stages, stage_seconds
 from echelon.schedule.action import Schedule
-from echelon.schedule.flat_schedule import FlatSchedule, build_flat_schedule, flatten_schedule
 from echelon.schedule.from_plan import placement, schedule_from_plan
+from echelon.schedule.timer import FlatSchedule, build_flat_schedule, flatten_schedule
 
 Stages = tuple[tuple[int, ...], ...]
 

@@ -22,7 +22,7 @@ from echelon.handbook.errata.claims import Formula, PublishedClaim, with_named_i
 from echelon.handbook.errata.memory import MEMORY, VOLUME
 from echelon.schedule.action import Schedule
 from echelon.schedule.build import build_schedule, builder_of
-from echelon.schedule.builder import Builder
+from echelon.schedule.builders.builder import Builder
 from echelon.schedule.check import peak_in_flight_per_stage
 from echelon.schedule.simulate import Durations, Simulation, simulate
 

@@ -54,13 +54,12 @@ OTHER_TYPES = {
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 TRUE, FALSE = ("true", "yes", "y", "t", "on", "1"), ("false", "no", "n", "f", "off", "0")
 
-UNITS = "fsdp_config"
-_WRAP = f"{UNITS}.fsdp_auto_wrap_policy"
-_CLASSES = f"{UNITS}.fsdp_transformer_layer_cls_to_wrap"
-_SMALLEST = f"{UNITS}.fsdp_min_num_params"
-_BACKWARD = f"{UNITS}.fsdp_backward_prefetch"
-FORWARD = f"{UNITS}.fsdp_forward_prefetch"
-OFFLOAD = f"{UNITS}.fsdp_offload_params"
+_WRAP = f"{FSDP}.fsdp_auto_wrap_policy"
+_CLASSES = f"{FSDP}.fsdp_transformer_layer_cls_to_wrap"
+_SMALLEST = f"{FSDP}.fsdp_min_num_params"
+_BACKWARD = f"{FSDP}.fsdp_backward_prefetch"
+FORWARD = f"{FSDP}.fsdp_forward_prefetch"
+OFFLOAD = f"{FSDP}.fsdp_offload_params"
 _POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
 _ONE_AHEAD = "one unit ahead, in forward and backward"
 _PREFETCHES = {"BACKWARD_PRE": 1, "BACKWARD_POST": 0, "NO_PREFETCH": 0}
@@ -463,8 +462,8 @@ def _read_prefetch(reader: KeyReader, version: int) -> None:
     """Map both looks ahead to one setting, which holds for forward and for backward."""
     setting = "zero.prefetch"
     if version == 2:
-        reader.skip(_BACKWARD, "UNITS 2 does not have it: one unit is gathered ahead")
-        reader.only(FORWARD, (False,), "UNITS 2 does not have it", setting=setting)
+        reader.skip(_BACKWARD, "FSDP 2 does not have it: one unit is gathered ahead")
+        reader.only(FORWARD, (False,), "FSDP 2 does not have it", setting=setting)
         return
     forward = reader.flag(FORWARD, setting=setting)
     backward = reader.word(_BACKWARD, _PREFETCHES, setting=setting)

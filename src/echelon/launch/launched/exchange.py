@@ -129,9 +129,7 @@ class DesyncExchange:
 
     def own_wait(self) -> RankEvidence:
         """Return what this rank waits in."""
-        known = KnownRank(
-            rank=self._rank, label="", activity=None, doing="", waiting="", stacks=None
-        )
+        known = KnownRank(rank=self._rank)
         return evidence_of(known, self._reader, time.monotonic(), most=TOLD)
 
     def _own(self, known: Callable[[], KnownRank]) -> RankEvidence:
@@ -146,9 +144,7 @@ class DesyncExchange:
 
     def _left_behind(self, rank: int, label: str, activity: Activity) -> RankEvidence:
         """Return what the ring of a rank says that does not answer, if it is on this host."""
-        known = KnownRank(
-            rank=rank, label=label, activity=activity, doing="", waiting="", stacks=None
-        )
+        known = KnownRank(rank=rank, label=label, activity=activity)
         key = f"ring/{rank}"
         if self._store.check([key]):
             place = from_json(RingPlace, json.loads(self._store.get(key)))
@@ -185,9 +181,7 @@ class RankAlone(threading.Thread):
         """
         super().__init__(name="rank alone", daemon=True)
         self._reader = RingReader(ring)
-        self._known = KnownRank(
-            rank=rank, label=label, activity=None, doing="", waiting="", stacks=None
-        )
+        self._known = KnownRank(rank=rank, label=label)
         self._limits, self._ticked_at, self._end = limits, ticked_at, end
         self._told: int | None = None
 

@@ -38,13 +38,13 @@ class KnownRank:
     """Say what a supervisor knows of a rank beside its ring."""
 
     rank: int
-    label: str
-    activity: Activity | None
+    label: str = ""
+    activity: Activity | None = None
     """What it does, where it no longer works; None where its ring tells."""
-    doing: str
-    waiting: str
+    doing: str = ""
+    waiting: str = ""
     """What it has said that it waits for, in an operation or outside."""
-    stacks: ThreadStacks | None
+    stacks: ThreadStacks | None = None
 
 
 class RingsOfRanks:

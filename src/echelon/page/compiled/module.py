@@ -317,7 +317,7 @@ def _raise(scope: Scope, node: ast.Raise) -> str:
 
 
 def _try(scope: Scope, node: ast.Try) -> str:
-    """Return what runs until one kind of error, and what runs then."""
+    """Statements until one kind of error, and statements after it."""
     if len(node.handlers) != 1 or node.orelse or node.finalbody or node.handlers[0].name:
         refuse(scope.path, node, "a try with more than one way, or with a name for its error")
     handler = node.handlers[0]
@@ -343,7 +343,8 @@ def _loose(scope: Scope, node: ast.expr) -> str:
     if isinstance(node, ast.Yield):
         return f"yield {expression(scope, node.value) if node.value else 'undefined'};"
     if isinstance(node, ast.YieldFrom):
-        return f"yield* $rt.iter({expression(scope, node.value)});"
+        # One after the other: what a generator has yielded stays, though it may fail then.
+        return f"yield* $rt.lazy({expression(scope, node.value)});"
     return f"{expression(scope, node)};"
 
 

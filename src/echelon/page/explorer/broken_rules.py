@@ -90,22 +90,23 @@ PARTS_OF_MODELS = ("latent", "experts")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokenControls:
-    """Say which rule the controls break, and the arithmetic."""
+    """A rule that the controls break, and its arithmetic."""
 
     rule: str
     message: str
 
 
 def broken_rules(controls: Controls, model: Record, cluster: Record) -> list[BrokenControls]:
-    """Return the rules that a run of the controls breaks; none where it can be planned."""
-    found = find_violations(view_of_controls(controls, model, cluster), FINDERS_OF_CONTROLS)
+    """Rules that a run of the controls breaks; none if it can be planned."""
+    view = view_of_controls(controls, model, cluster)
     return [
-        BrokenControls(rule=one.broken_rule[0], message=in_singular(one.message)) for one in found
+        BrokenControls(rule=violation.broken_rule[0], message=in_singular(violation.message))
+        for violation in find_violations(view, FINDERS_OF_CONTROLS)
     ]
 
 
 def view_of_controls(controls: Controls, model: Record, cluster: Record) -> View:
-    """Return the settings of the controls, of their model and of their cluster."""
+    """Settings of the controls, of their model and of their cluster."""
     entries = {key: Entry(value=value, source="") for key, value in _model_settings(model)}
     for table, values in settings_of_controls(controls, model, cluster).items():
         for name, value in values.items():
@@ -124,7 +125,7 @@ def _model_settings(model: Record) -> Iterator[tuple[str, Any]]:
 
 
 def _cluster(record: Record) -> Cluster:
-    """Return a cluster of its record, as far as rules look at it."""
+    """Cluster of a record, with all that rules read."""
     return Cluster(
         name=record["name"],
         device=Device(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings that the controls say, and the run file of these: compiled for the page."""
+"""Settings of the controls, and their run file: compiled for the page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from echelon.core.settings.value_types import toml_text
 from echelon.page.explorer.controls import OPERATORS, PLAIN, PRECISION_SETTINGS, Controls, Record
 
 WITH_DEGREE = tuple(kinds_with_degree())
-"""Context kinds whose degree would be chosen where a run file does not say it."""
+"""Context kinds whose degree a run file without one leaves open."""
 
 SETTINGS_OF_CONTROLS = (
     *(("mesh", name, name) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")),
@@ -36,14 +36,14 @@ SETTINGS_OF_CONTROLS = (
     *(("experts", name, name) for name in ("expert_tp", "dispatch", "chunks")),
 )
 """Table and name of each setting, and its control; a precision is several settings."""
-ALWAYS_SAID = ("ep", "virtual")
-"""Controls that a run file says even where they are as they would be by themselves."""
+ALWAYS_WRITTEN = ("ep", "virtual")
+"""Controls that a run file has even at their defaults."""
 
 
 def settings_of_controls(
     controls: Controls, model: Record, cluster: Record
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Return the tables of the controls' run file; what is as it is by itself is not said."""
+    """Tables of the controls' run file, without settings at their defaults."""
     tables: dict[str, dict[str, Any]] = {
         "model": {"preset": model["name"]},
         "cluster": {"preset": cluster["name"]},
@@ -51,16 +51,16 @@ def settings_of_controls(
     for table, name, control in SETTINGS_OF_CONTROLS:
         value = getattr(controls, control)
         if control == "precision":
-            tables[table] = {key: one for key, one in PRECISION_SETTINGS[value].items()}
-        elif _is_said(controls, control, value):
-            said = [*OPERATORS[value]] if control == "operators" else value
-            tables.setdefault(table, {})[name] = said
+            tables[table] = {key: word for key, word in PRECISION_SETTINGS[value].items()}
+        elif _is_written(controls, control, value):
+            listed = [*OPERATORS[value]] if control == "operators" else value
+            tables.setdefault(table, {})[name] = listed
     return tables
 
 
-def _is_said(controls: Controls, control: str, value: object) -> bool:
-    """Return whether a run file has the setting of a control."""
-    if control in ALWAYS_SAID or control not in PLAIN or value != PLAIN[control]:
+def _is_written(controls: Controls, control: str, value: object) -> bool:
+    """True if the run file has the setting of a control."""
+    if control in ALWAYS_WRITTEN or control not in PLAIN or value != PLAIN[control]:
         return True
     if control == "reshard":
         return controls.zero == 3

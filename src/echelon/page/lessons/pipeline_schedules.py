@@ -27,7 +27,7 @@ from echelon.planner.view.document import (
 )
 from echelon.schedule.action import ActionKind
 from echelon.schedule.build import builder_of, schedule_problems
-from echelon.schedule.builder import ActionTimes, Builder
+from echelon.schedule.builders.builder import ActionTimes, Builder
 from echelon.schedule.check import peak_in_flight_per_stage
 from echelon.schedule.simulate import Durations, Simulation, simulate
 

@@ -56,7 +56,7 @@ class GradientTile:
 
 
 HOPPER_TILE = GradientTile(outputs=128, inputs=128, rows=64, warps=8, stages=3, tiles_down=8)
-"""The fastest of those of `bench/gpu/tune_grouped_gradient.py` on an H200."""
+"""The fastest on an H200 (`bench/results/2026-11-26-gpu-variants.md`)."""
 
 
 @triton.jit

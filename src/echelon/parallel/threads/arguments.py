@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from echelon.core.errors import ConfigError, Problem
-from echelon.core.rulebook.threads import THREADED_ARGUMENT
+from echelon.core.rulebook.module import THREADED_ARGUMENT
 from echelon.core.rules import did_you_mean
 from echelon.parallel.threads.workers import replica_devices
 

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from echelon.core.errors import ConfigError, Problem
-from echelon.core.rulebook.threads import THREADED_MODULE, THREADED_STEP
+from echelon.core.rulebook.module import THREADED_MODULE, THREADED_STEP
 from echelon.parallel.threads.workers import num_bytes
 
 

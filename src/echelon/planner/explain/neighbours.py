@@ -80,7 +80,6 @@ class Neighbour:
     pins: Mapping[str, int | str]
     by_itself: NeighbourOutcome | None
     at_best: NeighbourOutcome
-    searched_nearby: bool
     obstacle: str = ""
 
 
@@ -177,7 +176,6 @@ def _neighbour(again: RepeatSearch, best: RankedPlan, move: PlanChange) -> Neigh
         pins=move.pins,
         by_itself=exact,
         at_best=free,
-        searched_nearby=found.near,
         obstacle=move.obstacle,
     )
 

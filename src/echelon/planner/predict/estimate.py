@@ -48,7 +48,7 @@ from echelon.cost.seconds.step import step_seconds
 from echelon.cost.seconds.trainers import OURS, OVERLAPS
 from echelon.cost.seconds.unit_times import UnitTimes, block_kinds, unit_times_by_kind
 from echelon.layout.stage import RankPart, StagePart, rank_part
-from echelon.schedule.flat_schedule import KINDS, FlatSchedule
+from echelon.schedule.timer import KINDS, FlatSchedule
 
 EXACT = ("parameters", "gradients", "optimizer")
 """Terms of what is held that are counted of every trainer."""

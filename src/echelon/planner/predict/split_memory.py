@@ -69,13 +69,6 @@ class RankMemory:
         return self.states + self.gathered + self.activations + self.rest
 
 
-def memory_of_split(
-    plan: Plan, split: GuideSplit, recompute: RecomputePolicy | None = None
-) -> RankMemory:
-    """Return what the fullest rank holds of the model and batch of `plan`, split otherwise."""
-    return rank_memory(cost_inputs_from_split(plan, split, recompute))
-
-
 def memory_of_plan(plan: Plan, **changes: float) -> RankMemory:
     """Return what the fullest rank of a plan holds, with `changes` of its `LayoutNumbers`."""
     work = cost_inputs_from_plan(plan, _software(plan))

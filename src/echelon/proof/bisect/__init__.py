@@ -4,6 +4,5 @@
 run_settings.py   a plan as the settings of a run.toml, and what may be left out of them
 bisect.py         halving: which settings, which degree, how many blocks and microbatches
 program.py        the same for a program that is not ours: the numbers of its file
-halving.py        the smaller numbers that are tried
-verdict.py        what was found: the smallest run.toml, and what happens without each part of it
+verdict.py        the smaller numbers that are tried; the smallest run.toml, and each part's need
 """

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.core.errors import EchelonError
-from echelon.proof.bisect.halving import halves
-from echelon.proof.bisect.verdict import Bisection, NeededPart
+from echelon.proof.bisect.verdict import Bisection, NeededPart, halves
 from echelon.proof.causes.finding import Diagnosis
 from echelon.proof.verdict import SubjectProof
 

@@ -22,7 +22,7 @@ from echelon.config.schema import SETTINGS
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.core.settings.value_types import toml_tables, toml_text
-from echelon.proof.bisect.halving import halves
+from echelon.proof.bisect.verdict import halves
 from echelon.schedule.files import schedule_csv
 from echelon.schedule.from_plan import schedule_from_plan
 

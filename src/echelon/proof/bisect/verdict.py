@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a bisection found: the smallest run that fails, and what happens without each part."""
+"""What a bisection tries, and what it found: the smallest run that fails, and each part's need."""
 
 from __future__ import annotations
 
@@ -41,3 +41,12 @@ class Bisection:
     def to_json(self) -> dict[str, object]:
         """Return the bisection as one JSON object."""
         return asdict(self)
+
+
+def halves(number: int, *, least: int = 1) -> list[int]:
+    """Return the smaller numbers that halving goes through, the smallest first."""
+    found: list[int] = []
+    while number // 2 >= least:
+        number //= 2
+        found.append(number)
+    return found[::-1]

@@ -11,7 +11,6 @@ import torch
 from echelon.core.parameters import ParameterSpec, parameters
 from echelon.core.plan import Plan
 from echelon.core.rulebook import prove as rules
-from echelon.core.rulebook import races as race_rules
 from echelon.core.rules import Rule
 from echelon.layout.stage import pieces_of
 from echelon.parallel.completion.in_flight import Race, RaceKind
@@ -332,12 +331,12 @@ def explain_range(evidence: PlanEvidence, failure: Check) -> ProofFinding:
 
 
 RACE_RULES: dict[RaceKind, Rule] = {
-    RaceKind.NEVER_AWAITED: race_rules.PROVE_AWAITED,
-    RaceKind.USED: race_rules.PROVE_AWAITED,
-    RaceKind.CHANGED: race_rules.PROVE_IN_FLIGHT,
-    RaceKind.FREED: race_rules.PROVE_FREED,
-    RaceKind.USED_FREED: race_rules.PROVE_FREED,
-    RaceKind.FREED_TWICE: race_rules.PROVE_FREED,
+    RaceKind.NEVER_AWAITED: rules.PROVE_AWAITED,
+    RaceKind.USED: rules.PROVE_AWAITED,
+    RaceKind.CHANGED: rules.PROVE_IN_FLIGHT,
+    RaceKind.FREED: rules.PROVE_FREED,
+    RaceKind.USED_FREED: rules.PROVE_FREED,
+    RaceKind.FREED_TWICE: rules.PROVE_FREED,
 }
 """The rule that each kind of race breaks."""
 

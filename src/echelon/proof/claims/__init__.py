@@ -10,12 +10,10 @@ activation_checks.py what passes between the parts of the model
 routing_checks.py   comparisons of routes, loads and biases, with choice_errors.py
 late_checks.py      races of a run with late completion, and its bits
 islands.py          the evidence of each island of local SGD, and what they make of meetings
-frozen_checks.py    weights that nothing may move
 predictions.py      bytes sent and held, the order of actions
 systematic.py       factors and sums that low precision hides
 claims.py           all claims in the order in which one causes the next, and the judge
-conditioning.py     what a rounding is worth to a model that enlarges it
-ties.py             ties between 8-bit numbers, decided as the ranks did
+conditioning.py     what rounding decides in float64: enlarged errors, ties of 8-bit numbers
 rounded_sums.py     sums that are rounded, each within its bound
 numeric_range.py    weights much larger and smaller, where a narrow dtype ends
 """

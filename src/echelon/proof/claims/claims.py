@@ -9,7 +9,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from echelon.core.rulebook import prove as rules
-from echelon.core.rulebook import races as race_rules
 from echelon.core.rulebook import verify as verify_rules
 from echelon.core.rulebook import weights as lora_rules
 from echelon.core.rules import Rule
@@ -18,14 +17,13 @@ from echelon.proof.claims import (
     activation_checks,
     captured_checks,
     checks,
-    frozen_checks,
+    islands,
     late_checks,
     predictions,
     routing_checks,
     systematic,
     value_checks,
 )
-from echelon.proof.claims import islands as outer_checks
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.evidence.evidence import AnyEvidence, CapturedEvidence, Evidence
@@ -108,18 +106,18 @@ def _load(check: Check) -> float:
 
 RACE_CLAIMS: tuple[ProofClaim, ...] = (
     ProofClaim(
-        race_rules.PROVE_AWAITED,
+        rules.PROVE_AWAITED,
         "every operation is awaited before its result is used",
         late_checks.races(RaceKind.NEVER_AWAITED, RaceKind.USED),
         note=late_checks.operations_note,
     ),
     ProofClaim(
-        race_rules.PROVE_IN_FLIGHT,
+        rules.PROVE_IN_FLIGHT,
         "what an operation reads and fills is left alone until it is awaited",
         late_checks.races(RaceKind.CHANGED),
     ),
     ProofClaim(
-        race_rules.PROVE_FREED,
+        rules.PROVE_FREED,
         "memory is given back once, and when nobody uses it any more",
         late_checks.races(RaceKind.FREED, RaceKind.USED_FREED, RaceKind.FREED_TWICE),
     ),
@@ -222,12 +220,12 @@ CLAIMS: tuple[ProofClaim, ...] = (
     ProofClaim(
         rules.PROVE_OUTER_STEP,
         "outer parameters and momentum are those of the mean of all islands",
-        outer_checks.outer_steps,
+        islands.outer_steps,
     ),
     ProofClaim(
         rules.PROVE_ISLANDS_AGREE,
         "outer state has the same bits on all islands",
-        outer_checks.islands_agree,
+        islands.islands_agree,
     ),
     ProofClaim(
         verify_rules.VERIFY_OPTIMIZER_STATE,
@@ -261,7 +259,7 @@ CLAIMS: tuple[ProofClaim, ...] = (
     ProofClaim(
         lora_rules.PROVE_FROZEN,
         "what is frozen has the bits that it began with, and no gradient",
-        frozen_checks.frozen,
+        value_checks.frozen,
     ),
     ProofClaim(
         rules.PROVE_REPLICAS, "copies hold the same bits after every step", value_checks.replicas
@@ -295,7 +293,7 @@ CLAIMS: tuple[ProofClaim, ...] = (
         predictions.bytes_held,
     ),
     ProofClaim(
-        race_rules.PROVE_LATE,
+        rules.PROVE_LATE,
         "the same bits when operations complete as late as they may",
         late_checks.same_bits,
     ),

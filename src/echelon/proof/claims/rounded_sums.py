@@ -10,7 +10,6 @@ import math
 from dataclasses import replace
 
 from echelon.core.rulebook import prove as rules
-from echelon.core.rulebook import races as race_rules
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.claims import ClaimResult, judged
 from echelon.proof.claims.late_checks import same_bits
@@ -52,7 +51,7 @@ def _late_bits(evidence: PlanEvidence, observed: ObservedRun) -> tuple[ClaimResu
         run=observed,
         late=replace(late, observed=late.rounded),
     )
-    return (judged(race_rules.PROVE_LATE, SAME_BITS, list(same_bits(both))),)
+    return (judged(rules.PROVE_LATE, SAME_BITS, list(same_bits(both))),)
 
 
 def _check(note: SumNote, kind: str, position: int) -> Check:

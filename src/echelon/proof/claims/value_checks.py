@@ -14,6 +14,8 @@ than in another, and Muon magnifies that too. Where an update of Muon is off by 
 tolerance, what the formula makes of the ranks' own gradients may be as far off: those gradients,
 and that the update is the formula's, are claims of their own. A vector of few elements that moves
 little is off by the rounding of its values, which is bounded and not drawn.
+
+Weights below adapters are frozen: nothing may move them, bit for bit.
 """
 
 from __future__ import annotations
@@ -305,3 +307,27 @@ def _overflows(evidence: PlanEvidence) -> bool:
     return any(
         report.skipped not in (None, oracle.skipped) for oracle, _, report in evidence.reports()
     )
+
+
+def frozen(evidence: PlanEvidence) -> Iterator[Check]:
+    """Compare every rank's frozen values after each step with the first ones, and gradients.
+
+    A rank must hold no gradient of what is frozen.
+    """
+    observed = evidence.run
+    names = [
+        (place, name) for place, (name, one) in enumerate(observed.specs.items()) if one.frozen
+    ]
+    for oracle, (position, name) in product(evidence.steps, names):
+        held = observed.parts("gradients", oracle.step, name)
+        problem = f"ranks {sorted({one.rank for one in held})} hold a gradient" * bool(held)
+        yield exact_check(oracle.step, name, problem, position)
+        for kind in observed.value_kinds:
+            first = observed.whole(kind, INITIAL, name)
+            moved = {
+                piece.rank
+                for piece in observed.parts(kind, oracle.step, name)
+                if not torch.equal(piece.tensor.double(), first[piece.region])
+            }
+            problem = f"{kind} moved on ranks {sorted(moved)}" * bool(moved)
+            yield exact_check(oracle.step, name, problem, position)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers of 8-bit numbers on one device, written from the definition alone.
+"""8-bit numbers on one device, written from the definition alone: linear layers, and int8 weights.
 
 A number x becomes the nearest multiple of its step, of two the even multiple. In a tile with the
 scale s, x / s lies in [2^e, 2^(e+1)): the step is 2^(e-3) s, and 2^-9 s below 2^-6 s, where e4m3
@@ -21,7 +21,14 @@ what runs differ by is the rounding of the precision, as a plan's is.
 Products of 8-bit numbers have few digits, so that a number may lie in the very middle between two
 8-bit numbers, but for the order in which a sum was added up. Whoever
 adds otherwise may round to the other side. Ties are noted, and any of them can be rounded to its
-other side, as ranks may have done (`proof/claims/ties.py`).
+other side, as ranks may have done (`proof/claims/conditioning.py`).
+
+Of weights that are gathered as int8 a block is so many neighbours of a row. Its step is its largest
+number over 127, and each number becomes the nearest multiple of the step, of two the even one; a
+block of zeros stays as it is. Rounded are all matrices but those of routers and the table of
+learned positions. What is not finite makes its whole block so. Gradients are those of the rounded
+matrix, and the optimizer changes the one that is not rounded. Nothing is shared with
+`parallel/storage/int8_gather.py`.
 
 Shape suffixes: R rows, C columns, N tokens, I inputs, O outputs.
 """
@@ -282,3 +289,19 @@ class _Layer:
         weight, bias = self._linear.weight, self._linear.bias
         y_NO: torch.Tensor = _Fp8Product.apply(x_NI, weight, self._casts)
         return y_NO if bias is None else y_NO + bias
+
+
+STEPS = 127
+"""Multiples of its step that the largest number of a block is."""
+_AS_THEY_ARE = ("router.weight", "positions.weight")
+
+
+def as_gathered(name: str, values: torch.Tensor, block: int) -> torch.Tensor:
+    """Return what forward and backward take of a parameter; without a `block`, the parameter."""
+    if not block or values.dim() < 2 or name.endswith(_AS_THEY_ARE):
+        return values
+    tiles = widened(values.detach()).unflatten(-1, (-1, block))
+    step = tiles.abs().amax(-1, keepdim=True) / STEPS
+    multiples = torch.where(step == 0, 0.0, (tiles / step).round())
+    rounded = torch.where(step.isfinite(), multiples * step, torch.nan)
+    return rounded.flatten(-2).to(values.dtype)

@@ -30,8 +30,13 @@ from echelon.models.precision import widened
 from echelon.proof.evidence.steps import ReferenceStep
 from echelon.proof.oracle.activations import Activations, hearing, with_routers
 from echelon.proof.oracle.batches import global_batch
-from echelon.proof.oracle.fp8 import Fp8Rounding, TensorMaxima, TieNotes, multiply_in_fp8
-from echelon.proof.oracle.int8 import as_gathered
+from echelon.proof.oracle.fp8 import (
+    Fp8Rounding,
+    TensorMaxima,
+    TieNotes,
+    as_gathered,
+    multiply_in_fp8,
+)
 from echelon.proof.oracle.operations import ForcedRouting, OracleOperations
 from echelon.proof.oracle.optimizers import (
     OptimizerState,

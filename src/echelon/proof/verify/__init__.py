@@ -4,9 +4,7 @@
 case.py             what a user's file gives and is given
 subject_file.py     the file read and checked; errors of its code
 placement/          which part of which parameter a rank holds, one file for each framework
-sharding.py         what the program asks to be sharded
 watch.py            hooks that see what passes between modules, and labels
-wide.py             float64 all the way, where a module asks for float32 in between
 reference.py        the training on one device
 capture.py          what a rank captures from outside while it steps
 verify.py           verify: start ranks, capture, judge

@@ -3,24 +3,33 @@
 
 Before the first step the parameters; in each step the gradients of each backward on this rank and
 those that the optimizer takes, then parameters and optimizer state; what a step returns.
+
+A replica of everything trains as well as shards of it, and takes as many times the memory: what the
+program was asked to shard is read, too. Of Accelerate from its environment (it keeps no more where
+it falls back to another kind), of DeepSpeed from its engine, which says what it keeps of a tensor.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.verify import VERIFY_RETURNED
 from echelon.launch.context import RankContext
+from echelon.launch.environment import zero_stage_asked_of_accelerate
 from echelon.proof.evidence.captured import (
     LOCAL,
+    SHARDS_PARAMETERS,
     STAND_INS,
+    AskedSharding,
     CapturedPiece,
     LogicalParameters,
     RankCapture,
@@ -31,10 +40,9 @@ from echelon.proof.evidence.steps import Tensors
 from echelon.proof.verify.case import OnRank
 from echelon.proof.verify.placement.located import LocatedTensor
 from echelon.proof.verify.placement.names import NameTable
-from echelon.proof.verify.placement.program import open_program
+from echelon.proof.verify.placement.program import Program, open_program
 from echelon.proof.verify.placement.registry import open_store
 from echelon.proof.verify.placement.torch_store import Fragment, HeldParameter
-from echelon.proof.verify.sharding import asked_sharding
 from echelon.proof.verify.subject_file import SubjectFile, SubjectSettings, open_subject
 from echelon.proof.verify.watch import PassingWatch
 
@@ -220,3 +228,33 @@ def _number(key: str, value: Any) -> float | None:
     except (TypeError, ValueError, RuntimeError) as error:
         problem = f"a step returned {type(value).__name__} as its {key}: it must be a number"
         raise ConfigError(VERIFY_RETURNED.problem(problem)) from error
+
+
+def asked_sharding(program: Program) -> AskedSharding | None:
+    """Return what the configuration of a rank's program asks for; None where it says nothing."""
+    stage = getattr(program.engine, "zero_optimization_stage", None)
+    if stage is not None and stage() >= SHARDS_PARAMETERS:
+        held = dict(_kept_by_deepspeed(program))
+        return AskedSharding(stage=stage(), by=f"the engine's ZeRO stage {stage()}", held=held)
+    if stage is not None or "accelerate" not in sys.modules:
+        return None
+    asked, by = zero_stage_asked_of_accelerate()
+    wrapped = any(
+        isinstance(inner, FSDPModule | FullyShardedDataParallel)
+        for module in program.modules
+        for inner in module.modules()
+    )
+    return AskedSharding(stage=asked, by=by, wrapped=wrapped) if asked else None
+
+
+def _kept_by_deepspeed(program: Program) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield what each rank keeps of a parameter between uses, its padding left out."""
+    for one in program.parameters():
+        parameter: Any = one.parameter
+        kept = getattr(parameter, "ds_tensor", None)
+        if kept is not None:
+            target = program.locate(one, parameter.ds_shape)
+            numbers = parameter.element_size(), int(parameter.ds_numel)
+            size = min(int(kept.numel()), numbers[1]) * numbers[0]
+            for name in target.names:
+                yield name, (size, numbers[0] * numbers[1])

@@ -4,15 +4,18 @@
 The trainer reads prepared data from files, validates, saves in the middle and at the end; another
 layout resumes from the middle and goes on to the same end; its last checkpoint is read on one
 device, which writes a few tokens. The functions that do so belong to the trainer and are named, for
-a proof imports no training.
+a proof imports no training. The other layout has the same mathematics on the same ranks. Each
+island of local SGD is a training of the independent implementation over its part of the samples;
+how they meet is as the oracle says it (`proof/oracle/local_sgd.py`).
 """
 
 from __future__ import annotations
 
 import json
 import math
+import random
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,28 +24,36 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from echelon.config.rules.plan import require_trainable
+from echelon.core.axis import MESH_AXES
+from echelon.core.errors import ConfigError
+from echelon.core.mesh import Mesh
 from echelon.core.messages.notes import PROGRESS
-from echelon.core.plan import Plan
-from echelon.core.rulebook import prove_trainer as rules
-from echelon.layout.islands import island_of, without_losses
+from echelon.core.plan import Layout, Pipeline, Plan, Recompute, Zero
+from echelon.core.rulebook import prove as rules
+from echelon.cost.seconds.stages import split_layers
+from echelon.layout.islands import island_of, island_plan, without_losses
+from echelon.layout.stage import with_rounding
 from echelon.proof.causes.finding import Diagnosis, ProofFinding
 from echelon.proof.claims.checks import Check, exact_check, relative_error
 from echelon.proof.claims.claims import ClaimResult, first_failure, judged
 from echelon.proof.evidence.fits import FLOOR
 from echelon.proof.evidence.tolerance import FLOAT64_TOLERANCE
 from echelon.proof.independent.optimizers import has_formula
+from echelon.proof.independent.training import IndependentRun, IndependentStep
+from echelon.proof.oracle.local_sgd import as_sent, meets, outer_formula
 from echelon.proof.run import OUR_ENGINE, RankRunner, mesh_text, offloaded_to, prove
 from echelon.proof.shrink import shrink
 from echelon.proof.sum_bounds import with_exact_sums
 from echelon.proof.verdict import Proof, ProofPass
-from echelon.proof.whole_run.islands import run_islands_on_one_device
 from echelon.proof.whole_run.one_device import (
     OneDeviceRun,
+    batch_of_step,
     continuation,
+    held_out_loss,
     num_samples_of,
     run_on_one_device,
 )
-from echelon.proof.whole_run.other_layout import other_layout
 from echelon.proof.whole_run.texts import END_OF_DOCUMENT, PROMPTS, VOCABULARY, RunTexts, texts_for
 
 _OURS = "echelon.training.whole_run"
@@ -287,3 +298,108 @@ def _diagnosis(claims: tuple[ClaimResult, ...]) -> Diagnosis | None:
     says = f"in step {failure.step}: {failure.detail or f'off by {failure.error:.2g}'}"
     finding = ProofFinding("", says, residual=failure.error)
     return Diagnosis.of(claim, failure, finding, claim.statement)
+
+
+def run_islands_on_one_device(
+    plan: Plan, texts: RunTexts, num_steps: int, *, validated_after: Collection[int]
+) -> OneDeviceRun:
+    """Return the run of `plan` over the texts; it validates after so many steps, 0 among them."""
+    local = plan.mathematics.local_sgd
+    runs = [IndependentRun(island_plan(plan, index)) for index in range(local.islands)]
+    outer = runs[0].values
+    momentum = {name: torch.zeros_like(value) for name, value in outer.items()}
+    met: dict[str, list[torch.Tensor]] = {}
+    due: dict[int, list[str]] = {}
+    steps: list[list[IndependentStep]] = [[] for _ in runs]
+    validations: dict[int, float] = {}
+    for step in range(num_steps):
+        if step in validated_after:
+            validations[step] = _validation(plan, texts, runs)
+        for index, run in enumerate(runs):
+            share = index, local.islands
+            steps[index].append(run.step(batch_of_step(plan, texts, step, share)))
+        values = [run.values for run in runs]
+        due[step + local.delay] = [name for name in outer if meets(local, name, step)]
+        for name in due[step + local.delay]:
+            met[name] = [as_sent(local, outer[name] - own[name]) for own in values]
+        changed = due.pop(step, [])
+        for name in changed:
+            mean = torch.stack(met[name]).sum(0) / local.islands
+            outer[name], momentum[name] = outer_formula(local, outer[name], mean, momentum[name])
+        for run, own in zip(runs, values, strict=True):
+            kept = 0.5 if local.delay else 0.0
+            run.begin_with({n: kept * own[n] + (1.0 - kept) * outer[n] for n in changed})
+    if num_steps in validated_after:
+        validations[num_steps] = _validation(plan, texts, runs)
+    return OneDeviceRun(islands=tuple(map(tuple, steps)), validations=validations, weights=outer)
+
+
+def _validation(plan: Plan, texts: RunTexts, runs: list[IndependentRun]) -> float:
+    """Return the mean over all held-out tokens, of each island's part by its own weights."""
+    passes = [
+        held_out_loss(
+            plan, texts.validation_tokens, run.values, (run.state, run.fp8), (index, len(runs))
+        )
+        for index, run in enumerate(runs)
+    ]
+    return sum(total for total, _ in passes) / sum(counted for _, counted in passes)
+
+
+def other_layout(plan: Plan) -> Plan:
+    """Return the plan under another layout: of those that differ on most axes, one by its hash.
+
+    Where no other is legal, it is the same layout.
+    """
+    legal = [one for one in _candidates(plan) if _is_legal(one)]
+    if not legal:
+        return plan
+    most = max(_distance(plan, one) for one in legal)
+    furthest = [one for one in legal if _distance(plan, one) == most]
+    return random.Random(plan.content_hash()).choice(furthest)
+
+
+def _candidates(plan: Plan) -> Iterator[Plan]:
+    layout, world = plan.layout, plan.mesh.world_size
+    for degrees in _meshes(world):
+        mesh = replace(degrees, replicas_outermost=plan.mesh.replicas_outermost)
+        if mesh.pp > plan.model.layers:
+            continue
+        sliced = mesh.dp_shard > 1 or mesh.cp > 1
+        other = Layout(
+            mesh=mesh,
+            # The auxiliary loss may be one of microbatches: these stay as they are.
+            microbatch_sequences=layout.microbatch_sequences,
+            pipeline=Pipeline(stages=split_layers(plan.model.layers, mesh.pp)),
+            zero=Zero(stage=1 if sliced else 0),
+            recompute=Recompute(policy="full" if world == 1 else "none"),
+        )
+        yield replace(plan, layout=with_rounding(plan, other))
+
+
+def _meshes(world: int) -> Iterator[Mesh]:
+    def factors(left: int, axes: int) -> Iterator[tuple[int, ...]]:
+        if axes == 1:
+            yield (left,)
+            return
+        for degree in range(1, left + 1):
+            if left % degree == 0:
+                yield from ((degree, *rest) for rest in factors(left // degree, axes - 1))
+
+    for degrees in factors(world, len(MESH_AXES)):
+        named = {axis.value: d for axis, d in zip(MESH_AXES, degrees, strict=True)}
+        yield replace(Mesh(), **named)
+
+
+def _is_legal(plan: Plan) -> bool:
+    sequences = plan.layout.microbatch_sequences * plan.mesh.dp
+    if plan.mathematics.global_sequences % sequences:
+        return False
+    try:
+        require_trainable(plan)
+    except ConfigError:
+        return False
+    return True
+
+
+def _distance(one: Plan, other: Plan) -> int:
+    return sum(one.mesh.degree(axis) != other.mesh.degree(axis) for axis in MESH_AXES)

@@ -14,7 +14,7 @@ from echelon.core.event import EventList
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.layout.modules import ModuleSplit
-from echelon.proof.verify.wide import StayWide
+from echelon.proof.verify.reference import StayWide
 from tests.parallel.module.pipeline.targets import Case, Trained, Values, one_process, plan
 from tests.parallel.module.tensor.families import LENGTH, OWN_RULES, Own, make
 

@@ -15,7 +15,7 @@ from echelon.core.event import EventList
 from echelon.core.plan import Optimizer, Plan
 from echelon.launch.context import RankContext
 from echelon.layout.modules import ModuleBuckets
-from echelon.proof.verify.wide import StayWide
+from echelon.proof.verify.reference import StayWide
 from echelon.training.module.optimizer import ModuleOptimizer
 from tests.parallel.layouts import NANO, plan_of
 from tests.parallel.module.models import LENGTH, VOCAB, Transformer

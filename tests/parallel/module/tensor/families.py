@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from echelon.proof.verify.wide import StayWide
+from echelon.proof.verify.reference import StayWide
 
 VOCAB, LENGTH, WIDTH = 37, 8, 32
 

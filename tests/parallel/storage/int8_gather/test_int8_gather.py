@@ -15,7 +15,7 @@ from echelon.layout.buckets import plan_buckets
 from echelon.layout.stage import rank_part
 from echelon.parallel.storage.int8_gather import Int8Message, block_codes, block_scales
 from echelon.parallel.tensor_memory import OwnedTensorMemory
-from echelon.proof.oracle.int8 import as_gathered
+from echelon.proof.oracle.fp8 import as_gathered
 from echelon.proof.run import prove
 from tests.parallel.layouts import DEEPSEEK, MIXTRAL, NANO, QWEN, plan_of
 from tests.parallel.secondary.nodes import on_nodes

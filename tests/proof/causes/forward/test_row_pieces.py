@@ -9,7 +9,6 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
-from echelon.proof.activations import ObservedActivation
 from echelon.proof.causes.diagnose import diagnose
 from echelon.proof.causes.forward.attention import seen_by
 from echelon.proof.causes.forward.row_pieces import called_tiles, row_piece_variants
@@ -18,6 +17,7 @@ from echelon.proof.claims.claims import judge
 from echelon.proof.oracle.activations import hearing
 from echelon.proof.oracle.losses import loss_of_tokens
 from echelon.proof.oracle.oracle import run_oracle
+from echelon.proof.ranks import ObservedActivation
 from echelon.proof.shrink import shrink
 from tests.proof.layouts import context_layout, layout
 from tests.proof.replicas import replicas

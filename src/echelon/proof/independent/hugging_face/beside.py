@@ -22,7 +22,6 @@ from echelon.proof.claims.checks import Check, relative_error
 from echelon.proof.evidence.fits import FLOOR
 from echelon.proof.evidence.tolerance import FLOAT64_TOLERANCE
 from echelon.proof.independent import attention, decoder, mixture
-from echelon.proof.independent.hugging_face.adapters import adapter_gradients, merged
 from echelon.proof.independent.hugging_face.configuration import transformers_model
 from echelon.proof.independent.hugging_face.model import (
     ATTENTION_NORM,
@@ -32,9 +31,11 @@ from echelon.proof.independent.hugging_face.model import (
     MLP_NORM,
     LossAndGradients,
     TokensAndLabels,
+    adapter_gradients,
     build,
     give_weights,
     loss_and_gradients,
+    merged,
     missing,
 )
 from echelon.proof.independent.optimizers import norm_of
