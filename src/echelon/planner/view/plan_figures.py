@@ -174,7 +174,9 @@ def waterfall(
 def _waterfall_row(
     label: str, start: float, seconds: Mapping[str, float], shown: RoundedTerms
 ) -> WaterfallRow:
-    parts = {tone: fsum(seconds[name] for name in _of_tone(seconds, tone)) for tone in TONES}
+    parts: dict[Tone, float] = {
+        tone: fsum(seconds[name] for name in _of_tone(seconds, tone)) for tone in TONES
+    }
     return WaterfallRow(
         label=label,
         start=start,
