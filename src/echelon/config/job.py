@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from echelon.config.presets import read_extendable
-from echelon.core.choices.data_mixture import MixturePart
 from echelon.core.choices.trackers import TRACKERS
+from echelon.core.data_mixture import MixturePart
 from echelon.core.plan import Plan
 from echelon.core.serialize import content_hash, from_json, to_json
 from echelon.core.settings.configured import Configured

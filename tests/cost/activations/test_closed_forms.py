@@ -1,28 +1,28 @@
 """What a block keeps under any trainer: the published closed forms."""
 
 from __future__ import annotations
-import pytest
+
 from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
-from echelon.cost.activations.closed_forms import bytes_of_block
-from echelon.cost.activations.closed_forms import gpt_block_bytes
-from echelon.cost.activations.closed_forms import loss_bytes
-from echelon.cost.activations.closed_forms import saved_bytes_of_block
+from echelon.cost.activations.closed_forms import (
+    bytes_of_block,
+    gpt_block_bytes,
+    loss_bytes,
+    saved_bytes_of_block,
+)
 from echelon.cost.activations.from_plan import activation_numbers_from_plan
-from echelon.cost.activations.numbers import LOSS_ROWS
-from echelon.cost.activations.numbers import OperatorMemory
-from echelon.cost.activations.units import block_operators
-from echelon.cost.activations.units import head_operators
+from echelon.cost.activations.numbers import LOSS_ROWS, OperatorMemory
+from echelon.cost.activations.units import block_operators, head_operators
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
 from echelon.models.piece_sizes import TRAINING_PIECES
-from hypothesis import given
-from hypothesis import settings
-from hypothesis import strategies as st
-from tests.cost.seconds.small_work import MIXTURE
-from tests.cost.seconds.small_work import small_work
-from tests.cost.seconds.small_work import with_trainer
+from tests.cost.seconds.small_work import MIXTURE, small_work, with_trainer
 from tests.walks import examples
 
 

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import pytest
 
 from echelon.core.plan import Plan, Recompute
 from echelon.cost.activations.from_plan import activation_numbers_from_plan
 from echelon.cost.activations.numbers import (
-    ActivationNumbers,
-    Num,
     OperatorMemory,
     SavedTensor,
-    elementwise_max,
 )
 from echelon.cost.activations.timeline import (
-    Moment,
     RankActivations,
     backward_moments,
     forward_moments,
@@ -34,23 +30,6 @@ PLANS = {
     "zero bubble": pipeline_plan("zb-h1", 2),
     "on the host": plan_of(recompute=Recompute(policy="full", offload="host")),
 }
-
-
-def forward_peak(units: Sequence[UnitOperators], x: ActivationNumbers) -> Num:
-    """Return the most that is there in a forward pass."""
-    return _most(forward_moments(units, x))
-
-
-def backward_peak(units: Sequence[UnitOperators], x: ActivationNumbers, *, split: bool) -> Num:
-    """Return the most that is there in a backward pass; `split`: weight gradients wait for W."""
-    return _most(backward_moments(units, x, split=split))
-
-
-def _most(moments: Iterable[Moment]) -> Num:
-    peak: Num = 0
-    for one in moments:
-        peak = elementwise_max(peak, one.bytes)
-    return peak
 
 
 @pytest.mark.parametrize("plan", list(PLANS.values()), ids=list(PLANS))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from echelon.core.choices.data_mixture import MixturePart, phases_of
+from echelon.core.data_mixture import MixturePart, phases_of
 from echelon.core.errors import ConfigError
 from echelon.training.data.batches import BatchLayout, training_batch
 from echelon.training.data.dataset import TokenDataset

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from echelon.core.choices.data_mixture import MIXTURE_PLACES, MixturePart, phases_of, places_of
+from echelon.core.data_mixture import MIXTURE_PLACES, MixturePart, phases_of, places_of
 from echelon.core.errors import DataError
 from echelon.training.data.batches import (
     BatchLayout,

@@ -14,9 +14,9 @@ from echelon.config.job import DataSettings, Job, ResolvedSetting
 from echelon.config.model.settings import READ_BY_KIND
 from echelon.config.rules.violations import RuleViolation, setting_without_effect
 from echelon.config.view import View
-from echelon.core.choices.data_mixture import phases_of, places_of, sources_of
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.choices.trackers import TRACKERS
+from echelon.core.data_mixture import phases_of, places_of, sources_of
 from echelon.core.errors import Problem
 from echelon.core.model_shape import RopeKind, RopeScaling
 from echelon.core.rulebook.config import CONFLICTING_SETTINGS, NO_EFFECT

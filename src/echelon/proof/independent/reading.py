@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from echelon.core.choices.data_mixture import MixturePhase
+from echelon.core.data_mixture import MixturePhase
 from echelon.core.plan import Plan
 from echelon.proof.claims.checks import Check, exact_check
 from echelon.proof.evidence.tolerance import FLOAT64_TOLERANCE

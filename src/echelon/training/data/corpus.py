@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from echelon.config.job import DataSettings
-from echelon.core.choices.data_mixture import phases_of, sources_of
+from echelon.core.data_mixture import phases_of, sources_of
 from echelon.core.disk import sha256_of_file
 from echelon.core.errors import DataError, Problem
 from echelon.core.rulebook.data import DATA_OUTPUT_EXISTS, DATA_TOKENIZER_SAME

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from echelon.config.job import TrainOn
 from echelon.core.attention_mask import DocumentStarts
-from echelon.core.choices.data_mixture import MIXTURE_PLACES, MixturePhase, places_of
+from echelon.core.data_mixture import MIXTURE_PLACES, MixturePhase, places_of
 from echelon.core.disk import disk_errors
 from echelon.core.errors import DataError, Problem
 from echelon.core.rulebook.data import DATA_INDEX, DATA_TOKENIZER_SAME

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from echelon.config.job import DataSettings
-from echelon.core.choices.data_mixture import MixturePart
+from echelon.core.data_mixture import MixturePart
 from echelon.core.errors import DataError
 from echelon.training.data.batches import BatchLayout, training_batch
 from echelon.training.data.corpus import data_of_settings
