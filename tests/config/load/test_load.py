@@ -11,7 +11,7 @@ from echelon.core.errors import ConfigError, InfeasiblePlan
 from echelon.core.mesh import Mesh
 from tests.config.problems import SMALL, problems_of, write
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_demo_is_eight_ranks_in_three_dimensions() -> None:
