@@ -123,7 +123,7 @@ def test_of_a_plan_that_is_proven_nothing_is_looked_for() -> None:
 
 @pytest.mark.slow
 def test_a_planted_bug_is_found_in_two_ranks(rank_pool: RankPool) -> None:
-    settings = ["mesh.pp=2", "mesh.tp=2", "mesh.dp_shard=2", "mesh.sequence_parallel=true"]
+    settings = ["mesh.pp=2", "mesh.tp=2", "mesh.dp_replicate=2", "mesh.sequence_parallel=true"]
     subject = "tests.proof.mutants.reductions:norm_gradient_not_summed"
     prover = partial(prove, run_ranks=rank_pool.run, subject=subject)
     found = bisect(load_job("nano", settings).plan, prover)
