@@ -115,8 +115,8 @@ class ThreadedSteps:
         shape = (numbers.global_sequences, numbers.sequence_length + 1)
         rows_BT = torch.randint(0, self.plan.model.vocab, shape, generator=generator)
         self.events.events.clear()
-        workers = [one.seconds for one in self.model.threads]
-        before = [(one.wall_s, one.blocked_s) for one in workers]
+        workers = [thread.seconds for thread in self.model.threads]
+        before = [(worker.wall_s, worker.blocked_s) for worker in workers]
         start = time.perf_counter()
         self.optimizer.zero_grad()
         with self.model.step():
@@ -126,8 +126,8 @@ class ThreadedSteps:
         self.optimizer.step()
         seconds = time.perf_counter() - start
         pairs = list(zip(workers, before, strict=True))
-        wall_s = sum(one.wall_s - wall for one, (wall, _) in pairs)
-        blocked_s = sum(one.blocked_s - blocked for one, (_, blocked) in pairs)
+        wall_s = sum(worker.wall_s - wall for worker, (wall, _) in pairs)
+        blocked_s = sum(worker.blocked_s - blocked for worker, (_, blocked) in pairs)
         return [seconds, self.events.bytes_by_axis()[THREADS_AXIS], blocked_s / wall_s]
 
     def close(self) -> None:
@@ -165,7 +165,7 @@ def take_turns(context: RankContext, argument: Mapping[str, Any]) -> dict[str, l
     ways: dict[str, ThreadedSteps | RankSteps] = {"ranks": RankSteps(plan, context)}
     if context.rank == 0:
         ways["threads"] = ThreadedSteps(plan)
-    found: dict[str, list[list[float]]] = {"threads": [], "ranks": []}
+    rows: dict[str, list[list[float]]] = {"threads": [], "ranks": []}
     for step in range(argument["rounds"] + 1):
         for name in ("threads", "ranks") if step % 2 else ("ranks", "threads"):
             _meet(context, f"{name}-{step}")
@@ -173,11 +173,11 @@ def take_turns(context: RankContext, argument: Mapping[str, Any]) -> dict[str, l
                 continue
             row = ways[name](step)
             if step:  # the first step allocates
-                found[name].append(row)
+                rows[name].append(row)
     _meet(context, "end")
     for way in ways.values():
         way.close()
-    return found
+    return rows
 
 
 def _meet(context: RankContext, place: str) -> None:
@@ -212,17 +212,17 @@ def _time_actions(engine: TrainEngine, timed: list[float]) -> None:
 def formula_bytes(plan: Plan) -> dict[str, int]:
     """Return the bytes of a step by the formulas: through the primary, and of one rank."""
     numbers, microbatches = plan.mathematics, plan.num_microbatches
-    state = sum(one.nbytes for one in LossOfRows(plan).parameters())
+    state = sum(parameter.nbytes for parameter in LossOfRows(plan).parameters())
     rows = numbers.global_sequences // microbatches
     losses = ByRows(each=4)
-    one = ThreadedPass(
+    pass_of_rows = ThreadedPass(
         rows=rows,
         inputs=ByRows(cut=rows * (numbers.sequence_length + 1) * 8),
         outputs=losses,
         seeds=losses,
         gradients=state,
     )
-    step = ThreadedStep(replicas=plan.mesh.dp, state=state, passes=[one] * microbatches)
+    step = ThreadedStep(replicas=plan.mesh.dp, state=state, passes=[pass_of_rows] * microbatches)
     sent = [term.bytes for term in bytes_sent(plan, 0) if term.axis == DATA_AXIS]
     return {"threads": sum(term.bytes for term in step_bytes(step)), "ranks": sum(sent)}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from echelon.cli.main import main
 from echelon.config.load import load_job
 from echelon.config.schema import SETTINGS
 from echelon.core.errors import ConfigError
@@ -68,3 +69,9 @@ def written(plan: Plan, setting: RemovedSetting, value: object) -> str:
         inner = inner.setdefault(table, {})
     inner[name] = value
     return json.dumps(entries)
+
+
+def test_explain_says_what_to_write_instead(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("servers.min_workers", "min_workers", "threads.replicas"):
+        assert main(["explain", name]) == 2
+        assert "was removed" in capsys.readouterr().err

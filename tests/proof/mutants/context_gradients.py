@@ -19,6 +19,7 @@ from echelon.parallel.context.ulysses import PositionsToHeads
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.transport.collectives import Group
+from echelon.parallel.transport.communicator import Communicator
 from echelon.training import engine
 from echelon.training.engine import TrainEngine
 from tests.proof.mutants.context_layouts import HEAD, MQA, in_gradients, split
@@ -175,7 +176,8 @@ def not_summed_over_context(patch: pytest.MonkeyPatch, plan: Plan) -> None:
         for ranks in plan.mesh.groups(*DATA_AXES):
             made: Any = dist.new_group(list(ranks)) if len(ranks) > 1 else None
             if groups.rank in ranks:
-                route = replace(route, data=Group("dp", ranks, groups.rank, made, groups.recorder))
+                talk = None if made is None else Communicator(ranks, made, "dp")
+                route = replace(route, data=Group("dp", ranks, groups.rank, talk, groups.recorder))
         return route
 
     change_routes(patch, data_only, of=(False,))

@@ -14,9 +14,10 @@ const FILLS: Record<string, string> = {
 export function waterfall(host: HTMLElement, found: WaterfallFigure): void {
   const most = Math.max(found.high, found.total, Number.MIN_VALUE);
   const names = new Map<string, string>(found.tones.map((one) => [one.tone, one.name]));
+  const tones = [...new Set(found.rows.flatMap((row) => row.parts.map((part) => part.tone)))];
   const share = (seconds: number) => `${(100 * seconds) / most}%`;
   host.append(
-    legend(found.tones.map((one) => ({ name: one.name, fill: FILLS[one.tone]! }))),
+    legend(tones.map((tone) => ({ name: names.get(tone)!, fill: FILLS[tone]! }))),
     el("div", { class: "rows" }, ...found.rows.map((row) => bar(row, names, share)), total(found, share)),
   );
 }

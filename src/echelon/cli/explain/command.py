@@ -129,9 +129,10 @@ def _explain_id(name: str, *, as_json: bool, columns: int) -> None:
     """Print what has this id: a rule, a lint, a claim, or a word of the field."""
     wide = WIDTH if as_json else columns
     found = find_entry(name, columns=wide) or find_word(name, columns=wide)
-    if found is None and (removed := REMOVED_SETTINGS.get(name)):
-        says = f"{name} was removed: {removed.message}"
-        raise ConfigError(REMOVED_SETTING.problem(says, key=name, suggestions=removed.instead))
+    for removed in REMOVED_SETTINGS.values():
+        if found is None and name in (removed.key, removed.key.rpartition(".")[2]):
+            says = f"{removed.key} was removed: {removed.message}"
+            raise ConfigError(REMOVED_SETTING.problem(says, suggestions=removed.instead))
     if found is None:
         near = did_you_mean(name, [*known_ids(), *PAGES])
         raise ConfigError(UNKNOWN_RULE.problem(f"there is no rule {name!r}", suggestions=near))

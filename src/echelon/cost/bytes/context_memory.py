@@ -13,7 +13,7 @@ Until backward: queries, keys and values as attention met them, output, log-sum-
 beside that (and beside the queries, keys, values and gradient that it is given), it is in one
 *phase* after the other; what it holds at most is the phase that holds most:
 
-    ring, striped   the merged output; the keys at work and on their way (`context_resident.py`);
+    ring, striped   the merged output; the keys at work and on their way (`ring_transfers.py`);
                     backward the gradients of queries, of own and of visiting keys, in w, and what
                     arrives to be added
     gathered        all keys and values, n KV, twice while they are put in order; backward their

@@ -105,7 +105,8 @@ def _value(row: BarRow, place: int) -> float:
 def draw_waterfall(found: WaterfallFigure, name: str, says: str) -> Drawing:
     """Return the drawing of a step's seconds, its total with the band of measured runs last."""
     names = {one.tone: one.name for one in found.tones}
-    body, top = key([(TONES[tone], name) for tone, name in names.items()], top=0)
+    tones = dict.fromkeys(part.tone for row in found.rows for part in row.parts)
+    body, top = key([(TONES[tone], names[tone]) for tone in tones], top=0)
     rows = [(row.label, row.text, row.share_text) for row in found.rows]
     left, right = columns([*rows, ("step", found.total_text, "")])
     scale = (right - left) / (max(finite(found.high), finite(found.total)) or 1.0)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures of a plan: bytes of each rank by kind, and seconds of a step by term.
 
-Rows of a plan are what each pipeline rank holds at its peak (`predict/peak_bytes.py`): a bound, as
+Rows of a plan are what each pipeline rank holds at its peak (`predict/estimate.py`): a bound, as
 the parts need not be at their most at the same time. A CPU's device is the memory of its host:
 there what rests on the host counts too. Above them stands the fullest rank as it is planned, with
 what a process and an allocator hold back; ranks get as much of that.
@@ -174,7 +174,9 @@ def waterfall(
 def _waterfall_row(
     label: str, start: float, seconds: Mapping[str, float], shown: RoundedTerms
 ) -> WaterfallRow:
-    parts = {tone: fsum(seconds[name] for name in _of_tone(seconds, tone)) for tone in TONES}
+    parts: dict[Tone, float] = {
+        tone: fsum(seconds[name] for name in _of_tone(seconds, tone)) for tone in TONES
+    }
     return WaterfallRow(
         label=label,
         start=start,
