@@ -230,9 +230,11 @@ def row_forward_doubled(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 def bias_per_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Add the bias of a row-parallel layer before the sum over the ranks, so tp times."""
 
-    def forward(ctx: Any, x: torch.Tensor, linear: Any, split: Any) -> torch.Tensor:
+    def forward(
+        ctx: Any, x: torch.Tensor, linear: Any, split: Any, again: bool = False
+    ) -> torch.Tensor:
         ctx.save_for_backward(x)
-        ctx.linear, ctx.split = linear, split
+        ctx.linear, ctx.split, ctx.learns = linear, split, True
         y = x @ linear.weight.t() + linear.bias
         split.group.all_reduce(y, name="row.forward").wait()
         return y
