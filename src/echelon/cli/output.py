@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from math import isfinite
 from typing import TextIO
 
 from echelon.core.errors import EchelonError, EnvironmentProblem
@@ -25,7 +26,17 @@ JSON_SCHEMA = 1  # of the written JSON
 
 def print_json(command: str, result: Mapping[str, object]) -> None:
     """Print the one object that `--json` promises: its schema, the command, and the result."""
-    print(json.dumps({"schema": JSON_SCHEMA, "command": command, **result}, indent=2))
+    answer = {"schema": JSON_SCHEMA, "command": command, **result}
+    print(json.dumps(_with_finite_numbers(answer), indent=2, allow_nan=False))
+
+
+def _with_finite_numbers(value: object) -> object:
+    """A value for JSON, which has no infinity: it is written as the text "inf"."""
+    if isinstance(value, Mapping):
+        return {key: _with_finite_numbers(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_finite_numbers(part) for part in value]
+    return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
 def print_result(

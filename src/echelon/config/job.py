@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal
 
 from echelon.config.presets import read_extendable
 from echelon.core.choices.trackers import TRACKERS
-from echelon.core.data_mixture import MixturePart
 from echelon.core.plan import Plan
 from echelon.core.serialize import content_hash, from_json, to_json
 from echelon.core.settings.configured import Configured
+from echelon.core.settings.data_mixture import MixturePart
 from echelon.core.settings.list_types import NO_MIXTURE, ChoiceList, MixtureList
 from echelon.core.settings.value_types import (
     BYTES,

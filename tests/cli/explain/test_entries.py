@@ -55,6 +55,13 @@ def test_one_claim_has_a_page_and_says_what_is_computed(
     assert found["reproduced"] is True
 
 
+@pytest.mark.parametrize("claim", [claim.id for claim in all_claims()])
+def test_every_claim_has_a_page(capsys: pytest.CaptureFixture[str], claim: str) -> None:
+    """The number of ranks of distributed-34 has no end: it is an infinity among the inputs."""
+    assert page(capsys, claim).startswith(f"{claim}: ")
+    assert "Infinity" not in page(capsys, claim, "--json")  # JSON has no such number
+
+
 def test_an_unknown_word_is_told_with_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "errata", "wrongg"]) == 2
     assert "works here: wrong" in capsys.readouterr().err

@@ -20,6 +20,8 @@ from echelon.cli.main import main
         ("lr", "--set optimizer.learning_rate=..."),
         ("mesh.tp", "tensor parallel (`tp`)"),
         ("heads", "rules: "),
+        ("TPUStrategy", "on those take dp"),
+        ("CentralStorageStrategy", "ec.threaded(module)"),
     ],
 )
 def test_a_word_is_explained(word: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:

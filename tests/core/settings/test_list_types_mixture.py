@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echelon.core.data_mixture import MixturePart
+from echelon.core.settings.data_mixture import MixturePart
 from echelon.core.settings.list_types import MixtureList, mixture_parts
 
 

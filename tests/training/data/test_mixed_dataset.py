@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from echelon.core.data_mixture import MIXTURE_PLACES, MixturePart, phases_of, places_of
 from echelon.core.errors import DataError
+from echelon.core.settings.data_mixture import MIXTURE_PLACES, MixturePart, phases_of, places_of
 from echelon.training.data.batches import (
     BatchLayout,
     num_validation_batches,

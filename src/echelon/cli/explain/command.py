@@ -262,7 +262,7 @@ def _named(pages: tuple[str, ...]) -> str:
 def find_word(name: str, *, columns: int) -> tuple[dict[str, Any], str] | None:
     """Return the page of a word, as JSON values and as text; None for an unknown word."""
     words = _spellings(name)
-    meanings = [*_meanings(words)]
+    meanings = [*_meanings(words), *_no_strategy_here(_plain(name))]
     named = [key for key in SETTINGS if _plain(key.rpartition(".")[2]) in words]
     settings = [name] if name in SETTINGS else named
     if not meanings and not settings:
@@ -301,6 +301,13 @@ def _meanings(words: frozenset[str]) -> Iterator[tuple[str, str]]:
             names = _names(row[0])
             if words & names:
                 yield row[0], "; ".join(text for text in row[1:] if text)
+
+
+def _no_strategy_here(word: str) -> Iterator[tuple[str, str]]:
+    """Yield strategies of other tools that Echelon lacks, each with the choice to take instead."""
+    for other in STRATEGY_NAMES:
+        if not other.ours and _plain(other.name) == word:
+            yield f"{other.name} of {other.tool}", other.why
 
 
 def _page(

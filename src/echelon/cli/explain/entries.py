@@ -179,7 +179,7 @@ def shown(value: Any) -> str:
         return ", ".join(
             f"({shown(one)})" if isinstance(one, list) else shown(one) for one in value
         )
-    if isinstance(value, float) and value == int(value) and abs(value) < 1e15:
+    if isinstance(value, float) and abs(value) < 1e15 and value == int(value):
         value = int(value)
     if isinstance(value, float):
         return f"{value:.5g}"

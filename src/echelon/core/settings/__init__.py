@@ -3,4 +3,5 @@
 
 value_types.py   a setting, and the kinds of values     list_types.py   kinds of lists
 configured.py    what a run file says of a field: the record's settings follow
+data_mixture.py  parts of a mixture of data
 """

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import cast
 
-from echelon.core.data_mixture import MixturePart
 from echelon.core.rulebook.config import UNKNOWN_CHOICE, WRONG_TYPE
 from echelon.core.rulebook.data import MIXTURE_PARTS
 from echelon.core.rules import did_you_mean
+from echelon.core.settings.data_mixture import MixturePart
 from echelon.core.settings.value_types import (
     POSITIVE,
     InvalidValue,
