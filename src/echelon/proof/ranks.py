@@ -162,7 +162,7 @@ def _values(rank: int, step: int, subject: Subject, plan: Plan) -> list[Observed
     if masters is not None and plan.mathematics.precision.has_master:
         pieces += _observed_shards(rank, "masters", step, masters())
     # An engine from elsewhere may have islands and no step parts.
-    parts: Any = getattr(subject, "parts", None) or getattr(subject, "outer", None)
+    parts: Any = getattr(subject, "step_parts", None) or getattr(subject, "outer", None)
     for kind, shards in () if parts is None else parts().items():
         pieces += _observed_shards(rank, kind, step, shards)
     return pieces

@@ -198,7 +198,7 @@ class EngineSubject:
         """Return the state of the optimizer, by kind."""
         return self.engine.state()
 
-    def parts(self) -> Mapping[str, Mapping[str, Sequence[Shard]]]:
+    def step_parts(self) -> Mapping[str, Mapping[str, Sequence[Shard]]]:
         """Return the proven values of the step parts, by kind."""
         return self.engine.parts.proven()
 

@@ -56,9 +56,9 @@ class MutantSubject:
         """Return the values that the optimizer updates."""
         return self._subject.masters()
 
-    def parts(self) -> Any:
+    def step_parts(self) -> Any:
         """Return the proven values of the step parts."""
-        return self._subject.parts()
+        return self._subject.step_parts()
 
     def activations(self) -> Any:
         """Return what passed the boundaries of blocks in the last step."""

@@ -130,7 +130,7 @@ class _Notes:
         members, joins, tries = self._subject.met(done)
         held: dict[str, Mapping[str, Sequence[Shard]]] = {
             VALUES: self._subject.masters(),
-            **self._subject.parts(),
+            **self._subject.step_parts(),
         }
         pieces = [
             (kind, name, shard)
