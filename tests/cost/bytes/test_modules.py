@@ -24,7 +24,7 @@ from echelon.layout.modules import (
     plan_stage_buckets,
 )
 from echelon.parallel.module.context.attention import SeenCall
-from tests.layout.test_modules import PARAMETERS, UNITS
+from tests.layout.test_modules import STAGE_PARAMETERS, STAGE_UNITS
 from tests.parallel.layouts import plan_of
 
 UP = SplitLayer(name="b.up", kind="column", layer="linear", inputs=6, outputs=8, entry="b#0")
@@ -99,7 +99,7 @@ SEVEN = 7
 def test_streams_and_tied_parameters_by_hand() -> None:
     plan = plan_of(pp=2, microbatches=4, dtype="fp64")
     for rank in (0, 1):
-        buckets = plan_stage_buckets(plan, PARAMETERS, UNITS, [rank])
+        buckets = plan_stage_buckets(plan, STAGE_PARAMETERS, STAGE_UNITS, [rank])
         sent = module_pipeline_bytes(plan, buckets, rank=rank, stream_elements=SEVEN)
         # Four activations on, or four gradients back; the sum of ten tied elements over two ranks.
         assert sent == {"pp": 4 * SEVEN * 8 + 10 * 8}
@@ -108,7 +108,7 @@ def test_streams_and_tied_parameters_by_hand() -> None:
 def test_slices_of_a_stage_are_gathered_for_each_pass() -> None:
     zero = Zero(stage=3, accumulate="slices")
     plan = plan_of(pp=2, dp_shard=2, microbatches=4, zero=zero, dtype="fp64")
-    buckets = plan_stage_buckets(plan, PARAMETERS[1:], UNITS, [1])
+    buckets = plan_stage_buckets(plan, STAGE_PARAMETERS[1:], STAGE_UNITS, [1])
     sent = module_pipeline_bytes(plan, buckets, rank=2, stream_elements=SEVEN)
     # Three buckets of ten elements (two trained), half of each sent, for forward and backward of
     # four microbatches; the trained ones are summed after each of the four.

@@ -18,7 +18,7 @@ from echelon.cost.peak.fullest_rank import fullest_rank_bytes
 from echelon.cost.seconds.from_plan import constants_for_precision
 from echelon.cost.seconds.trainers import (
     BY_NAME,
-    COMPILED,
+    COMPILED_GRAPH,
     EAGER,
     FRAMEWORKS,
     MEMORY,
@@ -152,7 +152,7 @@ def test_every_second_product_is_kept() -> None:
 def test_eager_blocks_keep_norms_in_fp32_repeated_keys_and_the_activation() -> None:
     work = small_work(model=replace(MODEL, kv_dim=float(MODEL.query_dim) / 4.0))
     names = ("saved_width", "saved_inner", "saved_repeats")
-    plain = with_trainer(work, **{name: COMPILED[name] for name in names})
+    plain = with_trainer(work, **{name: COMPILED_GRAPH[name] for name in names})
     eager = with_trainer(work, **{name: EAGER[name] for name in names})
     more = saved_bytes_of_block(eager, mixture=False) - saved_bytes_of_block(plain, mixture=False)
     model = work.model
