@@ -45,6 +45,7 @@ def test_a_bench_gets_its_own_options(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["python -m bench"])
+    monkeypatch.delitem(sys.modules, "bench.planner_accuracy", raising=False)
     with pytest.raises(SystemExit) as ended:
         main(["accuracy", "--help"])
     assert ended.value.code == 0

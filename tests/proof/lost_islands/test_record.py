@@ -24,7 +24,7 @@ def notes(folder: Path, rank: int, attempt: int) -> _Notes:
     subject: Any = SimpleNamespace(
         met=lambda step: ([0, 1], [1] if attempt else [], 1),
         masters=lambda: {"head.weight": [shard]},
-        parts=dict,
+        step_parts=dict,
     )
     context: Any = SimpleNamespace(rank=rank, attempt=attempt)
     return _Notes(folder, context, subject)

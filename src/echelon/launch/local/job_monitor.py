@@ -152,6 +152,9 @@ class JobMonitor:
                 self._look_for_meetings()
             fault = self._settled()
             if self.elastic is not None:
+                if fault is not None:
+                    # Ranks may have joined after the reading above and before this death.
+                    self._read_messages()
                 fault = self.elastic.look(fault, self._seen)
             if fault is not None:
                 raise self._end(fault)
