@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ class ProofPass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProofVerdict:
+class ProofVerdict(ABC):
     """Hold the passes of a proof, and what it ran with."""
 
     mesh: str
@@ -68,9 +69,9 @@ class ProofVerdict:
         found = (one.diagnosis for one in self.every_pass if one.diagnosis is not None)
         return next(found, None)
 
+    @abstractmethod
     def to_json(self) -> dict[str, object]:
         """Return the proof as one JSON object."""
-        raise NotImplementedError
 
     def write(self, path: Path) -> None:
         """Write the proof to `path` (``proof.json`` beside a plan)."""

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from echelon.proof.evidence.captured import CapturedPiece
-from echelon.proof.evidence.run import GRADIENTS, INITIAL, PARAMETERS, HeldPart, ProgramRun
+from echelon.proof.evidence.run import (
+    GRADIENTS,
+    INITIAL,
+    PARAMETERS,
+    HeldPart,
+    ProgramRun,
+    Reported,
+)
 from echelon.proof.ranks import ObservedShard
+
+
+class SilentRun(ProgramRun[HeldPart]):
+    """A run whose ranks report no losses."""
+
+    def reports(self, step: int) -> Sequence[Reported]:
+        return ()
 
 
 def piece(rank: int, step: int, index: list[int], values: list[float]) -> CapturedPiece:
@@ -28,7 +44,7 @@ def test_each_element_is_of_the_first_rank_that_has_it() -> None:
         piece(1, INITIAL, [1, 2, 3], [9.0, 3.0, 4.0]),
         piece(0, 0, [0, 1, 2, 3], [1.5, 2.5, 3.5, 4.5]),
     ]
-    run = ProgramRun[HeldPart]({"w": (2, 2)}, parts)
+    run = SilentRun({"w": (2, 2)}, parts)
     assert run.whole(PARAMETERS, INITIAL, "w").tolist() == [[1.0, 2.0], [3.0, 4.0]]
     assert run.update(0, "w").tolist() == [[0.5, 0.5], [0.5, 0.5]]
     assert run.holders(PARAMETERS, INITIAL, "w") == [0, 1]

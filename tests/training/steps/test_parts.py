@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from echelon.parallel.storage.buckets import Bucket
@@ -93,3 +94,10 @@ def test_a_part_is_found_by_its_class() -> None:
     found = parts.find(Named)
     assert found is not None
     assert found.name == "a"
+
+
+def test_two_parts_with_one_key_are_refused() -> None:
+    """A checkpoint would hold the values of one of them alone."""
+    parts = StepParts([Named("a", []), Named("a", [])])
+    with pytest.raises(AssertionError, match="two step parts have the keys"):
+        parts.position()

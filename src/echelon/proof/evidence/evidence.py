@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -22,7 +23,7 @@ Run_co = TypeVar("Run_co", bound=ProgramRun[HeldPart], covariant=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence(Generic[Step_co, Run_co]):
+class Evidence(ABC, Generic[Step_co, Run_co]):
     """Hold the steps of one device, what the ranks had, and how far off they may be."""
 
     steps: Sequence[Step_co]
@@ -34,9 +35,9 @@ class Evidence(Generic[Step_co, Run_co]):
         """Return the relative residual below which an explanation fits in this precision."""
         return EXPLAINED
 
+    @abstractmethod
     def axes(self, name: str = "") -> AxisGroups:
         """Return the groups along which wrong ranks of a tensor are told from right ones."""
-        raise NotImplementedError
 
     def sums(self, name: str) -> AxisGroups:
         """Return the groups over which a tensor may have to be summed, the most telling first."""

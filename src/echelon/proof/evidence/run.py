@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ GRADIENTS = "gradients"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldPart:
+class HeldPart(ABC):
     """Hold the part of a tensor of one device that a rank had at one time.
 
     `kind` is "gradients", "parameters", or what else a rank may have of a parameter.
@@ -30,13 +31,13 @@ class HeldPart:
     name: str
     tensor: torch.Tensor
 
+    @abstractmethod
     def of(self, whole: torch.Tensor) -> torch.Tensor:
         """Return the same elements of a whole tensor, in the shape of `tensor`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def put_into(self, whole: torch.Tensor) -> None:
         """Write the part where it lies in a whole tensor."""
-        raise NotImplementedError
 
 
 class Reported(Protocol):
@@ -52,7 +53,7 @@ class Reported(Protocol):
 Part_co = TypeVar("Part_co", bound=HeldPart, covariant=True)
 
 
-class ProgramRun(Generic[Part_co]):
+class ProgramRun(ABC, Generic[Part_co]):
     """Hold the parts that ranks had, and answer by the names of one device."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], parts: Iterable[Part_co]) -> None:
@@ -77,9 +78,9 @@ class ProgramRun(Generic[Part_co]):
         """Return whether the gradients were read after clipping."""
         return False
 
+    @abstractmethod
     def reports(self, step: int) -> Sequence[Reported]:
         """Return what each rank said of a step, in the order of ranks."""
-        raise NotImplementedError
 
     def parts(self, kind: str, step: int, name: str) -> Sequence[Part_co]:
         """Return all parts of a tensor, those of rank 0 first."""

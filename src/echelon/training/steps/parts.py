@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from echelon.training.steps.part import (
 )
 
 P = TypeVar("P", bound=StepPart)
+V = TypeVar("V")
 
 
 class StepParts(StepPart):
@@ -145,11 +146,11 @@ class StepParts(StepPart):
 
     def tensors(self) -> ShardsByKind:
         """Return the tensors of all parts that the next step takes over."""
-        return {kind: shards for part in self._all for kind, shards in part.tensors().items()}
+        return _union(part.tensors() for part in self._all)
 
     def weights(self) -> NamedShards:
         """Return the tensors that a file of weights may have beside parameters."""
-        return {name: shards for part in self._all for name, shards in part.weights().items()}
+        return _union(part.weights() for part in self._all)
 
     def start_from_weights(self) -> None:
         """Take over parameters that were read from a file, or that ranks begin with."""
@@ -158,7 +159,7 @@ class StepParts(StepPart):
 
     def position(self) -> Mapping[str, Any]:
         """Return the positions of all parts."""
-        return {key: value for part in self._all for key, value in part.position().items()}
+        return _union(part.position() for part in self._all)
 
     def resume(self, position: Mapping[str, Any]) -> None:
         """Go on from a position."""
@@ -209,17 +210,27 @@ class StepParts(StepPart):
 
     def held(self) -> Mapping[str, Sequence[torch.Tensor]]:
         """Return the tensors of all parts that grow with the model."""
-        return {term: tensors for part in self._all for term, tensors in part.held().items()}
+        return _union(part.held() for part in self._all)
 
     def proven(self) -> ShardsByKind:
         """Return the values of all parts that a proof compares."""
-        return {kind: shards for part in self._all for kind, shards in part.proven().items()}
+        return _union(part.proven() for part in self._all)
 
 
 def step_parts(place: StepPlace, *own: StepPart) -> StepParts:
     """Return the parts of a rank: the engine's `own`, then those of the modes of its plan."""
     built = [load_reference(record.part)(place) for record in STEP_PARTS.values() if record.part]
     return StepParts([*own, *(part for part in built if part is not None)])
+
+
+def _union(of_parts: Iterable[Mapping[str, V]]) -> dict[str, V]:
+    """Entries of all parts. No key may be in two of them: a checkpoint would lose one's values."""
+    union: dict[str, V] = {}
+    for entries in of_parts:
+        shared = sorted(union.keys() & entries.keys())
+        assert not shared, f"two step parts have the keys {shared}"
+        union |= entries
+    return union
 
 
 @contextmanager
