@@ -175,12 +175,11 @@ def come_and_go(context: RankContext, argument: dict[str, Any]) -> dict[str, Any
     """
     store, attempt = context.store, context.attempt
     fails = context.rank == argument.get("rank")
+    # The process group is one island: all ranks meet in the store.
+    store.set(f"begun{context.rank}", "")
+    store.wait([f"begun{rank}" for rank in range(argument["ranks"])], timedelta(seconds=60))
     if fails and attempt < argument.get("times", 1):
-        if dist.get_world_size() > 1:
-            dist.barrier()
         fail(argument.get("then", "kill") if attempt else argument["how"])
-    if dist.get_world_size() > 1:
-        dist.barrier()
     if fails:
         store.set("came", str(attempt))
     elif argument.get("until"):

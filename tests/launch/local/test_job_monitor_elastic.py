@@ -24,7 +24,7 @@ def elastic(*, least: int = 1, restarts: int = 1) -> ElasticRanks:
 def run(pool: RankPool, argument: dict[str, Any], **chosen: Any) -> Any:
     """Run three islands, of which the first hosts the store."""
     target = f"{targets.__name__}:come_and_go"
-    return pool.run(target, argument, 3, labels=LABELS, elastic=elastic(**chosen))
+    return pool.run(target, {"ranks": 3, **argument}, 3, labels=LABELS, elastic=elastic(**chosen))
 
 
 @pytest.mark.one_in(2)
@@ -87,7 +87,7 @@ def test_the_first_rank_may_be_lost_where_the_launcher_hosts_the_store(tmp_path:
     options = LaunchOptions(elastic=elastic(), shown_rank=None)
     outcome = run_ranks(
         targets.come_and_go,
-        {"rank": 0, "how": "kill", "until": 1},
+        {"ranks": 3, "rank": 0, "how": "kill", "until": 1},
         world_size=3,
         log_dir=tmp_path,
         options=options,
