@@ -95,7 +95,7 @@ def our_pair(group: Any) -> Any:
     split = TensorSplit(group=ours, sequence_parallel=False, store=store)
     with spmd.no_typecheck():
         layers = nn.Linear(HIDDEN, FFN, bias=False), nn.Linear(FFN, HIDDEN, bias=False)
-        weights = {"column": layers[0].weight, "row": layers[1].weight}
+        weights: Any = {"column": layers[0].weight, "row": layers[1].weight}
         store.hold(by_hand(weights, [["column", "row"]]))
     for layer in layers:
         spmd.assert_type(layer.weight, {group: spmd.V})

@@ -4,7 +4,7 @@
 in FOLDER/logits.pt; of a Qwen 3 with experts what torchtitan's own adapter makes of its weights for
 transformers lies in FOLDER/adapted.pt, for its grouped products want a GPU.
 """
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportPrivateImportUsage=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
