@@ -259,7 +259,7 @@ def test_plain_pytorch_compiles_to_one_graph_or_fails(monkeypatch: pytest.Monkey
         torch._dynamo.graph_break()
         return logits_BTV.mean() + labels_BT.sum() * 0
 
-    monkeypatch.setattr("bench.gpu.plain.mean_loss", breaks)
+    monkeypatch.setattr("bench.gpu.subjects.mean_loss", breaks)
     torch.compiler.reset()
     step, _ = build(settings)
     with pytest.raises(Unsupported):
@@ -268,6 +268,7 @@ def test_plain_pytorch_compiles_to_one_graph_or_fails(monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_every_piece_of_echelon_compiles_whole() -> None:
     case = Case(framework="echelon", kernels="compiled")
     settings = Settings(load="tiny", sequences=2, case=case, device="cpu")
