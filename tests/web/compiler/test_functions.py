@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from echelon.page.compiled.functions import FUNCTIONS, METHODS
-from tests.page.explorer.test_formulas import COMPILED
+from tests.web.test_formulas import COMPILED
+from web.formulas.compiler.calls import FUNCTIONS, METHODS
 
 
 def test_the_runtime_has_everything_that_is_compiled_to_it() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.page.compiled.module import __doc__ as said
-from echelon.page.compiled.module import module_text
-from echelon.page.compiled.names import CompiledProgram, NotCompiled
-from tests.page.compiled.programs import with_else_of_a_loop
+from tests.web.compiler.programs import with_else_of_a_loop
+from web.formulas.compiler.module import __doc__ as said
+from web.formulas.compiler.module import module_text
+from web.formulas.compiler.names import CompiledProgram, NotCompiled
 
 
 def test_what_is_not_known_is_refused() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from echelon.page.compiled.names import class_tree, function_tree
-from tests.page.compiled.programs import Point, loops
+from tests.web.compiler.programs import Point, loops
+from web.formulas.compiler.names import class_tree, function_tree
 
 
 def test_the_tree_of_a_function_and_of_a_class_is_found() -> None:

@@ -13,7 +13,7 @@ from enum import Enum
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
-from echelon.page.compiled.names import NotCompiled, Reached, constant_text, local_name, refuse
+from web.formulas.compiler.names import NotCompiled, Reached, constant_text, local_name, refuse
 
 OPERATORS: Mapping[type[ast.operator], str] = {
     ast.Add: "add",

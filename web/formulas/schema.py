@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The JSON Schema of a page's document, from its records: ``python -m echelon.page.schema``.
+"""The JSON Schema of a page's document, from its records: ``python -m web.formulas.schema``.
 
 `web/src/document.schema.json` is this, and the TypeScript types come from that file; a test
 compares it, so that Python and the page cannot differ.

@@ -10,8 +10,7 @@ finds tuples and records by what is in them, a generator that is no function of 
 Files import only files above them in this list.
 
 names.py        what is reached, its source and its name; live values as JavaScript
-functions.py    functions and methods by their names in the page's runtime
 expressions.py  expressions
-calls.py        calls: of Python, of NumPy, of what is compiled
+calls.py        calls: of Python, of NumPy, of what is compiled; their names in the page
 module.py       statements, functions, classes; the whole module
 """

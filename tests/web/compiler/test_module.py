@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from echelon.page.compiled.module import module_text
-from echelon.page.compiled.names import CompiledProgram, NotCompiled
-from tests.page.compiled.programs import PROGRAMS, REFUSED
-from tests.page.explorer.test_formulas import COMPILED, node
+from tests.web.compiler.programs import PROGRAMS, REFUSED
+from tests.web.test_formulas import COMPILED, node
+from web.formulas.compiler.module import module_text
+from web.formulas.compiler.names import CompiledProgram, NotCompiled
 
 NUMBERS = ((1.0, 2.0), (7.0, 3.0), (-7.0, 3.0), (0.0, 2.0), (2.5, 0.7), (3.0, 3.0), (1e9, 7.0))
 

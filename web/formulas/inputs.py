@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The controls of the explorer as the numbers that formulas read, and what these come to.
 
-All of this module runs in the page, too: it is compiled (`page/compiled/`). A record of a table is
-a mapping there, as it comes of JSON. Nothing here is new: `cost_inputs_from_plan` gives the same
-numbers of the plan that the controls make (tests/page/explorer/test_inputs.py).
+All of this module runs in the page. A record of a table is a mapping there, as it comes of JSON.
+Nothing here is new: `cost_inputs_from_plan` gives the same numbers of the plan that the controls
+make (tests/web/test_inputs.py).
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from echelon.config.cluster.settings import read_typed_cluster
 from echelon.core.mesh import Mesh
-from echelon.page.explorer.mesh import mesh_axes
 from echelon.planner.view.mesh_map import axis_facts
 from tests.page.explorer.random_controls import legal_settings
+from web.formulas.mesh import mesh_axes
 
 
 def test_axes_have_the_degrees_links_and_places_of_the_map() -> None:

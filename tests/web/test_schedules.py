@@ -14,7 +14,16 @@ import pytest
 
 from echelon.core.errors import InfeasiblePlan, Problem
 from echelon.core.rulebook.pipeline import SCHEDULE_CANNOT_DEADLOCK
-from echelon.page.explorer.schedules import (
+from echelon.schedule.action import Schedule
+from echelon.schedule.build import SCHEDULES, build_schedule, schedule_problems
+from echelon.schedule.check import check_schedule, peak_in_flight_per_rank
+from echelon.schedule.deadlock import draw_deadlock, find_deadlock
+from echelon.schedule.files import read_schedule_file
+from echelon.schedule.simulate import simulate
+from tests.schedule.examples import listed
+from tests.schedule.mutations import mutated
+from tests.web.test_formulas import COMPILED, node
+from web.formulas.schedules import (
     ActionLengths,
     ScheduleVerdict,
     durations_of,
@@ -24,15 +33,6 @@ from echelon.page.explorer.schedules import (
     schedule_text,
     schedule_verdict,
 )
-from echelon.schedule.action import Schedule
-from echelon.schedule.build import SCHEDULES, build_schedule, schedule_problems
-from echelon.schedule.check import check_schedule, peak_in_flight_per_rank
-from echelon.schedule.deadlock import draw_deadlock, find_deadlock
-from echelon.schedule.files import read_schedule_file
-from echelon.schedule.simulate import simulate
-from tests.page.explorer.test_formulas import COMPILED, node
-from tests.schedule.examples import listed
-from tests.schedule.mutations import mutated
 
 ASKS = """
 import { readFileSync, writeFileSync } from "node:fs";

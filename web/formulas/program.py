@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is compiled for the explorer, from which entries: `web/src/compiled/formulas.js`.
 
-``python -m echelon.page.explorer.program`` prints the module; a test compares it.
+``python -m web.formulas.program`` prints the module; a test compares it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from echelon.core.settings.value_types import toml_text
 from echelon.cost.inputs import pipeline
 from echelon.cost.inputs.pipeline import schedule_index
 from echelon.cost.seconds.from_plan import num_states
-from echelon.page.compiled.module import module_text
-from echelon.page.compiled.names import CompiledProgram
 from echelon.page.explorer.broken_rules import broken_rules
 from echelon.page.explorer.controls import controls_of_record
-from echelon.page.explorer.guides import guide_ways
-from echelon.page.explorer.inputs import predict
-from echelon.page.explorer.mesh import mesh_axes
 from echelon.page.explorer.run_file import run_text
-from echelon.page.explorer.schedules import (
+from echelon.planner.view.terms import tone_of
+from echelon.schedule.build import SCHEDULES, unknown_schedule
+from web.formulas.compiler.module import module_text
+from web.formulas.compiler.names import CompiledProgram
+from web.formulas.guides import guide_ways
+from web.formulas.inputs import predict
+from web.formulas.mesh import mesh_axes
+from web.formulas.schedules import (
     lengths_of,
     schedule_default_stages,
     schedule_names,
@@ -36,8 +38,6 @@ from echelon.page.explorer.schedules import (
     schedule_text,
     schedule_verdict,
 )
-from echelon.planner.view.terms import tone_of
-from echelon.schedule.build import SCHEDULES, unknown_schedule
 
 SCHEDULE_ENTRIES = (
     schedule_names,

@@ -21,13 +21,13 @@ from echelon.handbook.guides.sizes import SIZE_GUIDE, rows_for
 from echelon.handbook.guides.strategy import Strategy
 from echelon.handbook.guides.trees import TREES
 from echelon.page.explorer.controls import PRECISIONS, Controls, Record
-from echelon.page.explorer.inputs import machine_numbers, model_shape
 from echelon.planner.predict.split_memory import (
     GuideSplit,
     bytes_of_weight,
     guide_constants,
     layout_of_split,
 )
+from web.formulas.inputs import machine_numbers, model_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

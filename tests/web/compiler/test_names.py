@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echelon.page.compiled.names import CompiledProgram, Reached, local_name
+from web.formulas.compiler.names import CompiledProgram, Reached, local_name
 
 
 def test_no_two_things_have_one_name() -> None:

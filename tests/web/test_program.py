@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from echelon.core.messages.plurals import in_singular
-from echelon.page.explorer.program import explorer_program
-from tests.page.explorer.test_formulas import COMPILED, node
+from tests.web.test_formulas import COMPILED, node
+from web.formulas.program import explorer_program
 
 TEXTS = (
     "1 ranks of 11 ranks",

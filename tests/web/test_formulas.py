@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from echelon.page.compiled.module import module_text
 from echelon.page.explorer.broken_rules import broken_rules
-from echelon.page.explorer.guides import guide_ways
-from echelon.page.explorer.inputs import predict
-from echelon.page.explorer.mesh import mesh_axes
-from echelon.page.explorer.program import explorer_program
 from echelon.page.explorer.run_file import run_text
 from tests.page.explorer.random_controls import Settings, legal_settings, random_settings, tables
+from web.formulas.compiler.module import module_text
+from web.formulas.guides import guide_ways
+from web.formulas.inputs import predict
+from web.formulas.mesh import mesh_axes
+from web.formulas.program import explorer_program
 
-COMPILED = Path(__file__).parents[3] / "web" / "src" / "compiled"
+COMPILED = Path(__file__).parents[2] / "web" / "src" / "compiled"
 ASKS = """
 import { readFileSync, writeFileSync } from "node:fs";
 import { broken_rules, controls_of_record, guide_ways } from "%s/formulas.js";

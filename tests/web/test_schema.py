@@ -9,15 +9,15 @@ from pathlib import Path
 from jsonschema import Draft202012Validator
 
 from echelon.page.lessons.catalog import lesson_book
-from echelon.page.schema import Documents, document_schema
 from tests.page.test_html import document
+from web.formulas.schema import Documents, document_schema
 
 WEB = Path(__file__).parents[2] / "web"
 
 
 def test_the_schema_that_types_are_generated_from_is_that_of_the_records() -> None:
     there = json.loads((WEB / "src" / "document.schema.json").read_text(encoding="utf-8"))
-    assert there == document_schema(), "python -m echelon.page.schema, then npm run types in web/"
+    assert there == document_schema(), "python -m web.formulas.schema, then npm run types in web/"
 
 
 def test_every_record_has_a_type() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.page.compiled.names import CompiledProgram, NotCompiled, Reached, constant_text
+from web.formulas.compiler.names import CompiledProgram, NotCompiled, Reached, constant_text
 
 
 def test_values_are_written_out_and_large_numbers_are_refused() -> None:

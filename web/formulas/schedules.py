@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schedules that are built in the page: where one starts, and what the engine says of it.
 
-All of this module runs in the page, too: it is compiled (`page/compiled/`), with the builders, the
-checker, the search for a circle of waits and the simulator of `schedule/` that it calls. So a
-schedule that is dragged together there is judged by the code that judges a schedule file.
+All of this module runs in the page, with the builders, the checker, the search for a circle of
+waits and the simulator of `schedule/` that it calls. So a schedule that is dragged together there
+is judged by the code that judges a schedule file.
 """
 
 from __future__ import annotations
