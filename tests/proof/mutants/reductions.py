@@ -19,9 +19,8 @@ from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.tensor import RowLinear
 from echelon.parallel.transport.collectives import Group, Pending
-from echelon.training.engine import TrainEngine
+from echelon.training.engine import ToldByRank, TrainEngine, agree
 from echelon.training.optimizer import local_norm_squared
-from echelon.training.steps.agreement import ToldByRank, agree
 from echelon.training.steps.part import StepResult
 from tests.proof.mutants.context_layouts import split
 from tests.proof.mutants.planting import LAST, Told, change_hops, change_routes, mutant
