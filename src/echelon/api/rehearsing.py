@@ -11,7 +11,7 @@ from echelon.core.optional import optional_package
 from echelon.layout.islands import without_losses
 
 if TYPE_CHECKING:
-    from echelon.rehearsal.result import Rehearsal
+    from echelon.rehearsal.run import Rehearsal
 
 
 def rehearse(

@@ -16,10 +16,17 @@ from cyclopts import Parameter
 
 from echelon.api.observing import mirror_run, observe_experts, observe_schedule
 from echelon.api.observing import observe as observe_run
-from echelon.cli.flags import OUT, Json, argument_problem, bad_argument
-from echelon.cli.output import WIDEST, page_columns, print_result
-from echelon.cli.stderr import note
-from echelon.cli.written_files import DRAWING, REPORT, Names, WrittenFiles
+from echelon.cli.flags import (
+    DRAWING,
+    OUT,
+    REPORT,
+    Json,
+    Names,
+    WrittenFiles,
+    argument_problem,
+    bad_argument,
+)
+from echelon.cli.output import WIDEST, note, page_columns, print_result
 from echelon.config.files.new_file import write_new
 from echelon.core.choices.trackers import TRACKERS
 from echelon.core.errors import ConfigError, Problem

@@ -11,19 +11,27 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from echelon.cli.flags import OUT, Json, Settings, bad_argument
+from echelon.cli.flags import (
+    OUT,
+    REHEARSAL,
+    REPORT,
+    TRACES,
+    Json,
+    Names,
+    Settings,
+    WrittenFiles,
+    bad_argument,
+)
 from echelon.cli.other_tools import AnyRun
-from echelon.cli.output import page_columns, print_result
-from echelon.cli.stderr import note, working
-from echelon.cli.written_files import REHEARSAL, REPORT, TRACES, Names, WrittenFiles
+from echelon.cli.output import note, page_columns, print_result, working
 from echelon.config.files.new_file import write_new
 from echelon.core.units import binary_bytes, decimal_bytes, short_count
 from echelon.planner.view.text_layout import fit_page, table
 
 if TYPE_CHECKING:
     from echelon.rehearsal.rank import RankRehearsal
-    from echelon.rehearsal.result import Rehearsal
     from echelon.rehearsal.roofline import Roofline
+    from echelon.rehearsal.run import Rehearsal
 
 REHEARSAL_FILE = "rehearsal.json"
 
