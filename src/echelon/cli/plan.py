@@ -190,7 +190,7 @@ def _show(
 
 def _explain(run: str, settings: tuple[str, ...], plan: Plan, *, columns: int) -> None:
     """Say what makes a run fit, where it does not, else draw it: on stderr, beside its page."""
-    from echelon.planner.answer.no_plan import fixes_text
+    from echelon.planner.answer.why_text import fixes_text
     from echelon.planner.explain.fixes import candidate_from_plan, find_fixes
     from echelon.planner.predict.estimate import estimate_plan
     from echelon.planner.report.report import pictures_text
@@ -335,7 +335,7 @@ def _print_answer(
 
 def _tell_no_plan(answer: SearchResult, question: SearchQuestion) -> int:
     """Say why a search has no plan and what would fit; return the exit code, or raise the error."""
-    from echelon.planner.answer.no_plan import leanest_json, no_plan_text
+    from echelon.planner.answer.why_text import leanest_json, no_plan_text
     from echelon.planner.explain.no_plan import NothingFits, explain_no_plan
 
     with working("looking for what would fit", lines=not question.json):

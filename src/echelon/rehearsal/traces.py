@@ -37,7 +37,7 @@ from echelon.rehearsal.order import Issue, RankLog
 from echelon.rehearsal.work import KernelWork, WorkCounter
 from echelon.schedule.from_plan import schedule_from_plan
 from echelon.schedule.simulate import simulate
-from echelon.telemetry.trace import COMPUTE, lanes, track_name, write_trace
+from echelon.telemetry.timeline import COMPUTE, lanes, track_name, write_trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from echelon.proof.causes.gradients.sums import missing_sums
+from echelon.proof.causes.gradients.gradients import missing_sums
 
 AXES = [("dp", ((0, 1), (2, 3))), ("tp", ((0, 2), (1, 3)))]
 RIGHT = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)

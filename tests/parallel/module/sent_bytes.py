@@ -1,7 +1,6 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Bytes that a module of one's own sends: tensor and context ranks, experts, stages, threads.
+"""Bytes that a module of one's own sends: data, tensor and context ranks, experts, stages.
 
-Data parallelism and ZeRO alone are `module_bytes` in `cost/bytes/data.py`.
+Data parallelism and ZeRO alone are `module_bytes`; a pipeline adds its messages to them.
 
 Over tensor ranks (`module_tensor_bytes`), all times s, the bytes of an element: N tokens of a
 microbatch, n tensor ranks, I inputs, O outputs, D the width of the stream, l bytes of what losses
@@ -38,42 +37,30 @@ experts) S leave this rank for experts elsewhere and R come from other ranks.
     what experts make    R D s                         S D s
 
 Source: Lepikhin et al., "GShard", 2020, section 2.2.
-
-Replicas on threads (`step_bytes`): a step is what lies between two changes of the parameters. In a
-pass A <= N of the replicas have rows, the primary the share q of them; nothing needs to be even.
-
-    replicate        once a step      (A-1) (P + U)           parameters and buffers
-    scatter          each pass        (1-q) X + (A-1) W       inputs that are cut, and whole ones
-    gather           each pass        (1-q) Y + (A-1) Z       outputs by rows, and one of each
-    seeds            each backward    (1-q) Y + (A-1) Z       derivatives of those that have one
-    gradients        each backward    (A-1) D                 onto the primary
-    input gradients  each backward    (1-q) X + (A-1) W       of inputs that have one
-
-All of it goes through the primary, where ranks of a ring send 2 (N-1)/N of the gradients each.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from echelon.core.attention_mask import AttentionMask
 from echelon.core.axis import Axis
-from echelon.core.choices.threads import THREADS_AXIS, replica_rows
 from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.bytes.all_reduce import sums_sent
 from echelon.cost.bytes.context_sent import block_bytes
-from echelon.cost.bytes.data import mirrored_bytes, module_bytes, tied_bytes
+from echelon.cost.bytes.data import DATA_AXIS, mirrored_bytes, tied_bytes
 from echelon.cost.bytes.terms import (
     INDEX_BYTES,
-    SentTerm,
     all_gather_bytes,
     all_reduce_bytes,
     all_to_all_bytes,
     reduce_scatter_bytes,
 )
-from echelon.layout.buckets import accumulates_slices, shard_degree, slice_elements
+from echelon.layout.buckets import BucketPlan, accumulates_slices, shard_degree, slice_elements
+from echelon.layout.data_groups import gradient_ranks
 from echelon.layout.modules import (
     CUT_INPUTS,
     CUT_OUTPUTS,
@@ -84,6 +71,49 @@ from echelon.layout.modules import (
 )
 from echelon.layout.stage import part_of
 from echelon.schedule.from_plan import num_messages_from_plan
+
+
+def module_bytes(
+    plan: Plan, buckets: ModuleBuckets, *, rank: int = 0, passes: int, kept: Collection[str]
+) -> dict[str, int]:
+    """Return the bytes that `rank` sends for data parallelism in a step of `passes` backwards.
+
+    A sliced bucket in `kept` is whole from forward to the end of backward, so it is gathered once
+    for both; without resharding each is gathered once per step.
+    """
+    zero, trained = plan.layout.zero, buckets.trained
+    wide = DTYPE_BYTES[plan.mathematics.precision.reduction]
+    if zero.stage == 0:
+        elements = (bucket.num_elements for bucket in trained)
+        group = gradient_ranks(plan, rank, expert=False)
+        sent = {DATA_AXIS: sums_sent(plan, group, rank, elements, wide)[0]}
+    else:
+        size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+        degree = shard_degree(plan)
+
+        def gathers(bucket: BucketPlan) -> int:
+            if not (bucket.sliced and zero.reshard_after_forward):
+                return 1
+            return passes * (1 if bucket.name in kept else 2)
+
+        rounds = passes if accumulates_slices(plan) else 1
+        scattered = (reduce_scatter_bytes(slice_elements(plan, b) * wide, degree) for b in trained)
+        gathered = (
+            gathers(b) * all_gather_bytes(slice_elements(plan, b) * size, degree)
+            for b in (*trained, *buckets.frozen)
+        )
+        group = plan.mesh.group(rank, Axis.DP_REPLICATE)
+        slices = (slice_elements(plan, bucket) for bucket in trained)
+        sent = {
+            Axis.DP_SHARD.value: rounds * sum(scattered) + sum(gathered),
+            Axis.DP_REPLICATE.value: sums_sent(plan, group, rank, slices, wide)[0],
+        }
+    sent[Axis.TP.value] = sum(
+        all_reduce_bytes(slice_elements(plan, one) * wide, plan.mesh.tp)
+        for one in trained
+        if one.kind == "partial"
+    )
+    return {axis: count for axis, count in sent.items() if count}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,69 +320,4 @@ def _as_whole(buckets: ModuleBuckets) -> ModuleBuckets:
     return ModuleBuckets(
         trained=tuple(replace(one, sliced=False) for one in buckets.trained),
         frozen=tuple(replace(one, sliced=False) for one in buckets.frozen),
-    )
-
-
-_SOURCE = "PyTorch, torch.nn.DataParallel; Li et al., PyTorch Distributed, 2020, section 2.2"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ByRows:
-    """Hold bytes of tensors, all replicas together where they are cut, else of one replica."""
-
-    cut: int = 0
-    each: int = 0
-
-    def elsewhere(self, rows: Sequence[int]) -> int:
-        """Return the bytes that are not the primary's, of replicas with so many rows."""
-        share = self.cut * sum(rows[1:]) // sum(rows) if sum(rows) else 0
-        return share + (len(rows) - 1) * self.each
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThreadedPass:
-    """Hold what one forward pass of a module is given and gives, and a backward pass of it."""
-
-    rows: int
-    inputs: ByRows
-    outputs: ByRows
-    seeds: ByRows = field(default_factory=ByRows)
-    gradients: int = 0
-    input_gradients: ByRows = field(default_factory=ByRows)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ThreadedStep:
-    """Hold a step of a module of your own on threads, between two changes of its parameters."""
-
-    replicas: int
-    state: int
-    """Bytes of parameters and buffers, each counted once: P + U."""
-    passes: Sequence[ThreadedPass]
-
-
-def step_bytes(step: ThreadedStep) -> tuple[SentTerm, ...]:
-    """Return the terms of what goes through the primary in a step of a module of your own."""
-    rows = [replica_rows(one.rows, step.replicas) for one in step.passes]
-    others = [len(one) - 1 for one in rows]
-    pairs = list(zip(step.passes, rows, strict=True))
-
-    def term(name: str, sent: int, formula: str) -> SentTerm:
-        return SentTerm(axis=THREADS_AXIS, name=name, each=sent, formula=formula, source=_SOURCE)
-
-    return (
-        term("replicate", max(others, default=0) * step.state, "(A-1) (P + U)"),
-        term("scatter", sum(p.inputs.elsewhere(n) for p, n in pairs), "(1-q) X + (A-1) W"),
-        term("gather", sum(p.outputs.elsewhere(n) for p, n in pairs), "(1-q) Y + (A-1) Z"),
-        term("seeds", sum(p.seeds.elsewhere(n) for p, n in pairs), "(1-q) Y + (A-1) Z"),
-        term(
-            "gradients",
-            sum(p.gradients * n for p, n in zip(step.passes, others, strict=True)),
-            "(A-1) D",
-        ),
-        term(
-            "input gradients",
-            sum(p.input_gradients.elsewhere(n) for p, n in pairs),
-            "(1-q) X + (A-1) W",
-        ),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echelon.core.choices.local_sgd import IslandChange
-from echelon.training.local_sgd.absences import absent_islands, news_of
+from echelon.training.local_sgd.elastic_steps import absent_islands, news_of
 
 
 def change(island: int, step: int, *, there: bool, attempt: int = 0) -> IslandChange:

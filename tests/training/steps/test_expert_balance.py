@@ -12,7 +12,7 @@ from echelon.core.event import NoEvents
 from echelon.parallel.device_mesh import RankGroups, rank_groups
 from echelon.parallel.expert import Balancer, LayerLoad
 from echelon.parallel.transport.recorder import Recorder
-from echelon.training.experts.balance import (
+from echelon.training.steps.expert_balance import (
     ROUTER_BIAS,
     ROUTER_SHARE,
     ExpertBalance,
@@ -64,7 +64,7 @@ def test_what_is_loaded_into_the_shards_is_what_the_next_step_takes() -> None:
 
 
 def test_a_model_without_biases_or_experts_has_none() -> None:
-    assert not ExpertBalance(balancer(MIXTRAL, 0), places(0, 0)).weights()
+    assert ROUTER_BIAS not in ExpertBalance(balancer(MIXTRAL, 0), places(0, 0)).tensors()
     dense: Any = SimpleNamespace(model=SimpleNamespace(balancer=None))
     assert expert_balance(dense) is None
 

@@ -8,7 +8,7 @@ from echelon.config.load import load_job
 from echelon.core.event import NoEvents
 from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
-from echelon.training.steps.agreement import ToldByRank, agree, sum_of
+from echelon.training.engine import ToldByRank, agree, sum_of
 
 
 def test_a_row_has_loss_squares_stop_wait_bytes_and_what_parts_tell() -> None:

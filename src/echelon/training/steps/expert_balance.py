@@ -9,6 +9,7 @@ saves, all restore.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
@@ -16,7 +17,6 @@ import torch
 from echelon.core.parameters import router_bias_name
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.expert import Balancer, LayerLoad
-from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.storage.weights import Shard
 from echelon.training.observer import RoutingSummary
 from echelon.training.steps.part import (
@@ -45,9 +45,10 @@ class ExpertBalance(StepPart):
         self.balancer, self._groups = balancer, groups
         self._loads: Mapping[int, LayerLoad] = {}
 
-    def start_step(self, loss_scale: float) -> None:
+    def running(self, loss_scale: float) -> AbstractContextManager[None]:
         """Forget the loads of the last step."""
         self.balancer.start_step(loss_scale)
+        return super().running(loss_scale)
 
     def gradients_complete(self) -> Sequence[float]:
         """Add up the loads of all ranks; tell the sums of this one's layers."""
@@ -55,23 +56,24 @@ class ExpertBalance(StepPart):
         return routing_row(self._loads, reports=reports_routing(self._groups))
 
     def agreed(self, result: StepResult, rows: torch.Tensor) -> StepResult:
-        """Return the result with the loads here and their summary over all layers."""
+        """Result with the loads here and their summary over all layers."""
         return replace(result, routing=RoutingSummary.from_rows(rows), loads=self._loads)
 
-    def after_update(self, step: int, *, skipped: bool) -> Sequence[Bucket]:
+    def end_step(self, result: StepResult) -> StepResult:
         """Move biases and shares, unless the step is skipped."""
-        if not skipped:
+        if not result.skipped:
             self.balancer.update()
-        return ()
+        return result
 
     def facts(self, result: StepResult) -> StepResult:
-        """Return the loads on one rank of each stage of all that hold them."""
+        """Loads, on one rank of each stage alone: all ranks of a stage hold the same."""
         return result if tells_routing(self._groups) else replace(result, loads={})
 
     def tensors(self) -> ShardsByKind:
-        """Return the biases of routers and the last shares of experts, as views.
+        """Biases of routers and last shares of experts, as views.
 
-        Every rank of a stage holds all of its layers.
+        Every rank of a stage holds all of its layers. Biases that a file of weights lacks begin at
+        zero.
         """
         first = reports_routing(self._groups)
         names = {ROUTER_BIAS: router_bias_name, ROUTER_SHARE: router_share_name}
@@ -83,25 +85,21 @@ class ExpertBalance(StepPart):
             for kind, by_layer in self.balancer.state().items()
         }
 
-    def weights(self) -> NamedShards:
-        """Return the biases: those that a file has not begin at zero."""
-        return dict(self.tensors().get(ROUTER_BIAS, {}))
-
     def shared_state(self, held: NamedShards) -> NamedShards:
-        """Return what is held, biases and shares in it."""
+        """State that is held, with biases and shares."""
         for shards in self.tensors().values():
             held = {**held, **shards}
         return held
 
 
 def expert_balance(place: StepPlace) -> ExpertBalance | None:
-    """Return the part of a rank; None in a dense model."""
+    """The part of a rank; None in a dense model."""
     balancer = place.model.balancer
     return None if balancer is None else ExpertBalance(balancer, place.groups)
 
 
 def routing_row(loads: Mapping[int, LayerLoad], *, reports: bool) -> list[float]:
-    """Return what a rank adds to the summary: nothing, where another one `reports` the same."""
+    """Numbers that a rank adds to the summary: zeros, unless it `reports` for its stage."""
     if not reports:
         return [0.0] * 5
     layers = loads.values()

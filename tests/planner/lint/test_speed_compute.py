@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.planner.lint.compute import COMPUTE as LINTS
+from echelon.planner.lint.speed import COMPUTE as LINTS
 from tests.planner.lint.cured import assert_found_and_cured
 
 CASES = {

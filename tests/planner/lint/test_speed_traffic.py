@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.planner.lint.checks import lint
-from echelon.planner.lint.traffic import TRAFFIC as LINTS
+from echelon.planner.lint.speed import TRAFFIC as LINTS
 from tests.handbook.guides.situations import plan_of
 from tests.planner.lint.cured import assert_found_and_cured
 

@@ -4,17 +4,6 @@ from __future__ import annotations
 
 from echelon.core.attention_mask import AttentionMask
 from echelon.core.plan import Context, Zero
-from echelon.cost.bytes.modules import (
-    ByRows,
-    ExpertCall,
-    ThreadedPass,
-    ThreadedStep,
-    module_context_bytes,
-    module_expert_bytes,
-    module_pipeline_bytes,
-    module_tensor_bytes,
-    step_bytes,
-)
 from echelon.layout.modules import (
     UNSPLIT,
     ModuleSplit,
@@ -26,6 +15,13 @@ from echelon.layout.modules import (
 from echelon.parallel.module.context.attention import SeenCall
 from tests.layout.test_modules import STAGE_PARAMETERS, STAGE_UNITS
 from tests.parallel.layouts import plan_of
+from tests.parallel.module.sent_bytes import (
+    ExpertCall,
+    module_context_bytes,
+    module_expert_bytes,
+    module_pipeline_bytes,
+    module_tensor_bytes,
+)
 
 UP = SplitLayer(name="b.up", kind="column", layer="linear", inputs=6, outputs=8, entry="b#0")
 GATE = SplitLayer(name="b.gate", kind="column", layer="linear", inputs=6, outputs=8, entry="b#0")
@@ -113,28 +109,3 @@ def test_slices_of_a_stage_are_gathered_for_each_pass() -> None:
     # Three buckets of ten elements (two trained), half of each sent, for forward and backward of
     # four microbatches; the trained ones are summed after each of the four.
     assert sent == {"pp": 4 * SEVEN * 8, "dp_shard": 3 * 8 * 5 * 8 + 2 * 4 * 5 * 8}
-
-
-def test_a_step_of_a_module_counts_what_is_not_the_primarys() -> None:
-    """Four replicas; 10 rows are 3, 3, 3, 1, and 2 rows are two replicas' with one each."""
-    full = ThreadedPass(
-        rows=10,
-        inputs=ByRows(cut=100, each=8),
-        outputs=ByRows(cut=50),
-        seeds=ByRows(cut=50),
-        gradients=1000,
-        input_gradients=ByRows(each=8),
-    )
-    last = ThreadedPass(rows=2, inputs=ByRows(cut=20, each=8), outputs=ByRows(cut=10))
-    step = ThreadedStep(replicas=4, state=1200, passes=[last, full])
-    assert {term.name: term.bytes for term in step_bytes(step)} == {
-        "replicate": 3 * 1200,
-        "scatter": 70 + 3 * 8 + 10 + 8,
-        "gather": 35 + 5,
-        "seeds": 35,
-        "gradients": 3 * 1000,
-        "input gradients": 3 * 8,
-    }
-    alone = ThreadedStep(replicas=1, state=1200, passes=[full])
-    assert {term.bytes for term in step_bytes(alone)} == {0}
-    assert {term.axis for term in step_bytes(step)} == {"threads"}
