@@ -10,7 +10,7 @@ from echelon.proof.claims.claims import judge
 from echelon.proof.evidence.captured import RankReport
 from echelon.proof.evidence.steps import PassedTensor
 from tests.proof.causes.passing.passes import evidence_of_passes, one_device, passed_on
-from tests.proof.verify.captures import AFTER, BEFORE, GRADIENT, Values, evidence_of, reference
+from tests.proof.verify.captures import AFTER, GRADIENT, Values, evidence_of, reference
 
 
 def told(values: Values, *reports: RankReport) -> Diagnosis:
@@ -23,12 +23,6 @@ def told(values: Values, *reports: RankReport) -> Diagnosis:
 def test_what_holds_has_no_diagnosis() -> None:
     evidence = evidence_of({})
     assert diagnose(evidence, judge(evidence)) is None
-
-
-def test_first_weights_that_differ_are_told() -> None:
-    found = told({(1, "initial"): {"w": BEFORE["w"].flip(0)}})
-    assert (found.rule, found.factor, found.axis) == ("prove-initial-weights", "permuted", "dp")
-    assert told({(1, "initial"): {"w": torch.ones(4)}}).says.endswith("set OnRank.copy_initial")
 
 
 def test_a_wrong_loss_is_explained_by_a_wrong_gradient_of_the_step() -> None:
