@@ -30,7 +30,7 @@ from itertools import chain
 from math import prod
 from pathlib import Path
 from random import Random
-from typing import Self
+from typing import Any, Self
 
 import torch
 
@@ -200,7 +200,7 @@ class Rehearsal:
         if self.faults:
             raise ProofFailed([fault.problem() for fault in self.faults])
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """Return the rehearsal as a JSON object."""
         return {
             "plan": self.plan.name,
