@@ -25,8 +25,8 @@ from cyclopts.exceptions import (
 from echelon.cli.output import give_up, print_error, print_error_json, stdout_refuses
 from echelon.cli.stderr import loudness, split_loudness
 from echelon.core.errors import ConfigError, EchelonError, Problem
+from echelon.core.messages.names import SYNONYMS
 from echelon.core.messages.notes import NOTES
-from echelon.core.messages.synonyms import SYNONYMS
 from echelon.core.rulebook import config as command_line
 from echelon.core.rules import did_you_mean
 from echelon.core.version import __version__

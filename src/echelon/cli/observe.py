@@ -26,8 +26,7 @@ from echelon.core.errors import ConfigError, Problem
 from echelon.core.rules import did_you_mean
 from echelon.core.units import binary_bytes, short_count
 from echelon.planner.view.text_layout import fit_page, table
-from echelon.schedule.draw import draw_timeline
-from echelon.schedule.svg import panels_svg
+from echelon.schedule.draw import draw_timeline, panels_svg
 from echelon.telemetry.bound import Bound, StepBound
 from echelon.telemetry.bubble import Bubble, IdleCause
 from echelon.telemetry.live import ASCII, UNICODE, RunFollower

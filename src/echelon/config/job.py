@@ -17,8 +17,7 @@ from echelon.core.choices.trackers import TRACKERS
 from echelon.core.plan import Plan
 from echelon.core.serialize import content_hash, from_json, to_json
 from echelon.core.settings.configured import Configured
-from echelon.core.settings.data_mixture import MixturePart
-from echelon.core.settings.list_types import NO_MIXTURE, ChoiceList, MixtureList
+from echelon.core.settings.list_types import NO_MIXTURE, ChoiceList, MixtureList, MixturePart
 from echelon.core.settings.value_types import (
     BYTES,
     EVERY,

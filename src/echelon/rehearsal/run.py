@@ -25,8 +25,7 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook import planner as rules
 from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN
 from echelon.core.rules import Rule
-from echelon.cost.peak.pipeline import with_few_microbatches
-from echelon.cost.peak.rank_peak import PeakWalk
+from echelon.cost.peak.rank_peak import PeakWalk, with_few_microbatches
 from echelon.parallel.expert.token_dispatcher import ROWS_OF_EXPERTS
 from echelon.rehearsal.classes import RankClasses
 from echelon.rehearsal.in_flight import MISSING_WAIT, NEVER_AWAITED, RELEASED_IN_FLIGHT

@@ -17,12 +17,12 @@ from echelon.config.entries import Entry
 from echelon.config.model.architectures.common import (
     FULL,
     SLIDING,
+    ConfigJsonReader,
     read_activation,
     read_kinds,
     read_rope,
     read_window,
 )
-from echelon.config.model.config_json import ConfigJsonReader
 from echelon.core.settings.value_types import toml_text
 
 ASSUMED_KEY = "model.assumed"

@@ -35,6 +35,7 @@ from echelon.config.rules.violations import (
 )
 from echelon.config.view import View, mesh_of
 from echelon.core.axis import SHARD_AXES
+from echelon.core.mesh import StridedGroups, expert_shard_groups, shard_groups
 from echelon.core.parameters import parameters
 from echelon.core.rulebook.config import NO_EFFECT
 from echelon.core.rulebook.zero import (
@@ -49,7 +50,6 @@ from echelon.core.rulebook.zero import (
     ZERO_SHARES_OUT,
 )
 from echelon.core.rules import nearest_divisors
-from echelon.core.strided_groups import StridedGroups, expert_shard_groups, shard_groups
 
 HOMES = ("zero.optimizer_offload", "zero.parameter_offload")
 STAGE_3_ONLY = (
