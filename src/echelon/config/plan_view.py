@@ -24,15 +24,7 @@ from echelon.config.view import View
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan
 
-LAYOUT_TABLES = (
-    "mesh",
-    "zero",
-    "recompute",
-    "context",
-    "experts",
-    "kernels",
-    "collectives",
-)
+LAYOUT_TABLES = ("mesh", "zero", "recompute", "context", "experts", "kernels", "collectives")
 """Tables whose settings are the fields of a record of the layout of the same name."""
 
 

@@ -90,15 +90,7 @@ def _settings(kinds: Mapping[str, tuple[ValueType, object]]) -> dict[str, Settin
 
 _TYPICAL = Efficiency()
 TABLE = "calibration"
-HELD_OUT = (
-    "products",
-    "attention",
-    "memory",
-    "optimizer",
-    "collectives",
-    "network",
-    "steps",
-)
+HELD_OUT = ("products", "attention", "memory", "optimizer", "collectives", "network", "steps")
 """What sizes are held out of: kernels, collectives in a node and between nodes, steps of plans."""
 HELD_OUT_STEPS = f"{TABLE}.held_out.steps"
 """The error that bands rest on."""

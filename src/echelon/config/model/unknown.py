@@ -80,16 +80,8 @@ _DECODERS = ("ForCausalLM", "LMHeadModel")
 """How classes of decoders of text end."""
 _ROTARY_WORDS = ("rope", "rotary")
 _WITHOUT_EFFECT = (
-    "_attn_implementation",
-    "_name_or_path",
-    "architectures",
-    "auto_map",
-    "dtype",
-    "model_type",
-    "pretraining_tp",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
+    *("_attn_implementation", "_name_or_path", "architectures", "auto_map", "dtype"),
+    *("model_type", "pretraining_tp", "torch_dtype", "transformers_version", "use_cache"),
 )
 
 

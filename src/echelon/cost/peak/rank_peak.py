@@ -86,13 +86,8 @@ STATE: Mapping[str, str] = {
 """The term of each kind of model state."""
 
 TERMS: tuple[str, ...] = (
-    "parameters",
-    "gradients",
-    "optimizer",
-    "gathered",
-    "activations",
-    "messages",
-    "buffers",
+    *("parameters", "gradients", "optimizer", "gathered"),
+    *("activations", "messages", "buffers"),
 )
 """The terms of a peak."""
 
