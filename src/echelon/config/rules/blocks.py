@@ -24,7 +24,11 @@ from echelon.config.model.settings import (
     lora_linears,
     lora_targets,
 )
-from echelon.config.rules.violations import RuleViolation, setting_without_effect
+from echelon.config.rules.violations import (
+    RuleViolation,
+    setting_without_effect,
+    settings_excluding,
+)
 from echelon.config.view import View
 from echelon.core.choices.lora import ALL_LINEAR, MLP_LINEARS
 from echelon.core.rulebook.config import NO_EFFECT
@@ -256,20 +260,23 @@ def lora_in_full_precision(view: View) -> Iterator[RuleViolation]:
     """Check that products and gathers have the dtype of parameters."""
     for key, plain in WHOLE if has_lora(view) else ():
         if view.value(key) != plain:
-            yield _beside(view, LORA_FULL_PRECISION.id, key, plain)
+            ways = f"{key} = {toml_text(plain)}", OFF
+            yield settings_excluding(view, LORA_FULL_PRECISION, key, RANK_KEY, *ways)
 
 
 def lora_at_once(view: View) -> Iterator[RuleViolation]:
     """Check that rows are not asked to travel in chunks beside products."""
-    if has_lora(view) and view.word("mesh.tp_overlap") not in ("none", "auto"):
-        yield _beside(view, LORA_OVERLAP.id, "mesh.tp_overlap", "none")
+    key = "mesh.tp_overlap"
+    if has_lora(view) and view.word(key) not in ("none", "auto"):
+        yield settings_excluding(view, LORA_OVERLAP, key, RANK_KEY, f'{key} = "none"', OFF)
 
 
 def lora_sums_gradients(view: View) -> Iterator[RuleViolation]:
     """Check that no replicas exchange parameters."""
     for key, plain in REPLICAS if has_lora(view) else ():
         if view.value(key) != plain:
-            yield _beside(view, LORA_REPLICAS.id, key, plain)
+            ways = f"{key} = {toml_text(plain)}", OFF
+            yield settings_excluding(view, LORA_REPLICAS, key, RANK_KEY, *ways)
 
 
 def lora_settings_without_effect(view: View) -> Iterator[RuleViolation]:
@@ -277,17 +284,6 @@ def lora_settings_without_effect(view: View) -> Iterator[RuleViolation]:
     if not has_lora(view):
         for key in (ALPHA_KEY, TARGETS_KEY, RSLORA_KEY, DROPOUT_KEY, "train.adapters"):
             yield from setting_without_effect(view, key, f"{OFF}, and all weights are trained")
-
-
-def _beside(view: View, rule: str, key: str, plain: object) -> RuleViolation:
-    value = toml_text(view.value(key))
-    return RuleViolation(
-        rule=rule,
-        key=key,
-        message=f"{key} = {value} with {RANK_KEY} = {view.integer(RANK_KEY)}",
-        set_by=(key, RANK_KEY),
-        suggestions=(f"{key} = {toml_text(plain)}", OFF),
-    )
 
 
 LORA_FINDERS = (
