@@ -33,8 +33,7 @@ from echelon.telemetry.live import ASCII, UNICODE, RunFollower
 from echelon.telemetry.routing import ExpertHotspots, RecordedLoad
 from echelon.telemetry.schedule_report import TimelineReport
 from echelon.telemetry.summary import RunSummary
-from echelon.telemetry.timeline import Timeline
-from echelon.telemetry.trace import MEASURED, PLANNED, trace_path
+from echelon.telemetry.timeline import MEASURED, PLANNED, Timeline, trace_path
 
 _NOTES_SHOWN = 8  # notes
 _PIPED = 100  # columns of a drawing that no terminal shows

@@ -70,7 +70,7 @@ def rehearse(
     """
     from echelon.api.converting import read_plan
     from echelon.api.planning import plan as planned
-    from echelon.api.rehearsing import rehearse as rehearse_plan
+    from echelon.api.verifying import rehearse as rehearse_plan
 
     if workers is not None and workers < 1:
         raise bad_argument(f"--workers {workers} is no number of processes", "--workers 1")

@@ -168,7 +168,7 @@ def _explain(run: str, settings: tuple[str, ...], *, columns: int) -> None:
     """Say what makes a run fit, where it does not, else draw it: on stderr, beside its page."""
     from echelon.cli.stderr import note
     from echelon.config.load import load_job
-    from echelon.planner.answer.no_plan import fixes_text
+    from echelon.planner.answer.why_text import fixes_text
     from echelon.planner.explain.fixes import candidate_from_plan, find_fixes
     from echelon.planner.predict.estimate import estimate_plan
     from echelon.planner.report.report import pictures_text

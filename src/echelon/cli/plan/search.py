@@ -101,7 +101,7 @@ def run_search(
 
 def _tell_no_plan(answer: SearchResult, shown: SearchOutputOptions, *, columns: int) -> int:
     """Say why a search has no plan and what would fit; return the exit code, or raise the error."""
-    from echelon.planner.answer.no_plan import leanest_json, no_plan_text
+    from echelon.planner.answer.why_text import leanest_json, no_plan_text
     from echelon.planner.explain.no_plan import NothingFits, explain_no_plan
 
     with working("looking for what would fit", lines=not shown.json):

@@ -41,7 +41,7 @@ from echelon.rehearsal.tracing.step_log import (
 )
 from echelon.schedule.from_plan import schedule_from_plan
 from echelon.schedule.simulate import simulate
-from echelon.telemetry.trace import COMPUTE, lanes, track_name, write_trace
+from echelon.telemetry.timeline import COMPUTE, lanes, track_name, write_trace
 
 KERNELS, WAITS, MEMORY = "kernels (estimated)", "waits", "memory"
 TIMES = (
