@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from echelon.config.files.new_file import holding
-from echelon.config.model.config_json import OWN_TYPE
+from echelon.config.model.architectures.common import OWN_TYPE
 from echelon.core.errors import ConfigError, Interrupted
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import base_shape
