@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Slices that rest on the host or in files, as shapes: only their buffers are on the device.
 
-The device's side of `parallel/offload/copying_store.py`: as many buffers as there, each as large as
+The device's side of `parallel/offload/store.py`: as many buffers as there, each as large as
 the largest set, taken when a set is brought up and free again when it was put or released.
 """
 

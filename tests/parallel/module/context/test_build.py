@@ -13,7 +13,7 @@ from echelon.core.plan import Context, Zero
 from echelon.cost.bytes.modules import module_context_bytes
 from echelon.launch.local.supervisor import RankPool
 from echelon.layout.stage import part_of
-from echelon.parallel.module.context.build import SequenceCut
+from echelon.parallel.module.context import SequenceCut
 from tests.parallel.module.context import context_targets
 from tests.parallel.module.context.context_targets import Cut
 from tests.parallel.module.pipeline.targets import one_process, plan
