@@ -10,11 +10,11 @@ from __future__ import annotations
 import torch
 
 from echelon.core.plan import Optimizer
+from echelon.parallel.kernels.operators import define_operator
 from echelon.training.optimizer.trained_ranges import (
     UPDATES,
     FusedOperands,
     OnePassOperands,
-    define_update,
     kernels_for,
     publish,
     scaled,
@@ -86,10 +86,10 @@ def _adamw_in_one_pass(
     publish(target, values)
 
 
-define_update(
+define_operator(
     "update_adamw(Tensor(a!) target, Tensor gradient, Tensor(b!)[] state, Tensor(c!)? values,"
     " float[] numbers, int count) -> ()",
-    _adamw_in_one_pass,
+    cpu=_adamw_in_one_pass,
 )
 
 
@@ -162,8 +162,8 @@ def _operands(
     )
 
 
-define_update(
+define_operator(
     "update_sgd(Tensor(a!) target, Tensor gradient, Tensor(b!)[] state, Tensor(c!)? values,"
     " float[] numbers) -> ()",
-    _sgd_in_one_pass,
+    cpu=_sgd_in_one_pass,
 )
