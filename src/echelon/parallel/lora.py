@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters beside linear layers: y += s (x A^T) B^T, and the gradients of A and B by hand.
+"""LoRA on ranks: adapters beside frozen linear layers, y += s (x A^T) B^T, gradients by hand.
 
 Split: as their layer is: of a column-parallel one B by rows, of a row-parallel one A by columns;
        the other matrix is whole on every tensor rank, which has a part of its gradient.

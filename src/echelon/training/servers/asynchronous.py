@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that applies pushes as they come: a thread for each worker, and one update at a time.
+"""Asynchronous parameter servers: a worker that pushes and goes on, a server that applies pushes.
 
-The step of the training loop is one of all workers: it ends when each of them has done it. So what
-the loop does between steps (validation, checkpoints) finds every worker at the same place.
+A worker waits for servers only, and for other workers as far as the bound says. A server applies
+pushes as they come: a thread for each worker, and one update at a time. The step of its training
+loop is one of all workers: it ends when each of them has done it. So validation and checkpoints
+between steps find every worker at the same place.
 """
 
 from __future__ import annotations
@@ -18,25 +20,31 @@ import torch
 from echelon.core.choices.updates import AppliedGradient
 from echelon.core.errors import RunFailed
 from echelon.core.event import APPLY, Event
+from echelon.core.plan import Plan
 from echelon.core.rulebook.run import LOSS_NOT_FINITE
 from echelon.models.batch import TokenBatch
 from echelon.models.precision import TORCH_DTYPES
+from echelon.parallel.rank_model import GradientExchange
 from echelon.parallel.servers.messages import (
     ASKS_FOR_PARAMETERS,
+    ASKS_TO_STOP,
     BEGIN,
     END,
     FIRST_BUCKET,
     LEAVES,
     WORKER,
+    WorkerMessages,
     receive_numbers,
     send_numbers,
 )
+from echelon.parallel.servers.worker import PulledParameters
 from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Group
-from echelon.training.optimizer import local_norm_squared
+from echelon.training.engine import TrainEngine
+from echelon.training.optimizer import local_norm_squared, sum_of_squares
 from echelon.training.optimizer.step import learning_rate
 from echelon.training.servers.served import Answer, Push, Served
-from echelon.training.servers.synchronous import ParameterServer
+from echelon.training.servers.synchronous import ParameterServer, ServedWorker
 from echelon.training.steps.part import StepResult
 
 ENDS_WITHIN_S = 10.0
@@ -243,3 +251,99 @@ class AsynchronousServer(ParameterServer):
 
 def _tag(bucket: Bucket) -> int:
     return FIRST_BUCKET + bucket.index
+
+
+class AsynchronousWorker(ServedWorker):
+    """Take steps against servers that update with each push by itself, or with all of a step."""
+
+    judges_step: ClassVar[bool] = False
+    exchange: ClassVar[GradientExchange] = GradientExchange(
+        reduction=WorkerMessages, gathering=PulledParameters
+    )
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        """Build the worker as any rank is built."""
+        super().__init__(*args, **named)
+        assert isinstance(self.model.reduction, WorkerMessages), "it pushes to servers"
+        self.messages = self.model.reduction
+        self._stop_after = 0
+
+    def step(
+        self,
+        batches: Sequence[TokenBatch],
+        step: int,
+        *,
+        stop_requested: bool = False,
+        used_bytes: int = 0,
+    ) -> StepResult:
+        """Compute a gradient of this worker's microbatches, push it, and pull parameters.
+
+        A push that is an update of its own is W times this worker's part of the gradient of the
+        global batch: what the mean over that batch is expected to be. Of a bound of 0 it is the
+        part alone, and servers add up all parts, as synchronous ones do.
+        """
+        self.groups.recorder.waited_s = 0.0
+        model, tokens = self.model, self.tokens_of_step(step)
+        workers, updates = self.plan.mesh.num_workers, self.plan.mathematics.updates
+        times = updates.per_clock(workers)
+        scale = times / max(1, tokens)
+        model.store.start_step()
+        model.reduction.start_step()
+        self.messages.begin(step, tokens)
+        losses = self._run(batches, scale)
+        model.reduction.finish()
+        if self.on_launched is not None:
+            self.on_launched()
+        if self.on_gradients is not None:
+            self.on_gradients()
+        squares = sum_of_squares(
+            model.buckets, lambda _: True, run_elements=self._pieces.norm_elements
+        )
+        values = torch.stack(list(losses.values()))
+        own = float(values.sum().double())
+        asks = ASKS_TO_STOP if stop_requested else 0
+        self.messages.end(own, float(squares), self._stop_after or asks)
+        answers = self.messages.pull(model.buckets)
+        self._stop_after = self._stop_after or answers[0].stop_after
+        self.num_updates += times
+        self.groups.recorder.settle()
+        return StepResult(
+            step=step + 1,
+            loss=answers[0].loss,
+            tokens=tokens,
+            grad_norm=float(squares) ** 0.5,
+            learning_rate=learning_rate(self.plan.mathematics.optimizer, step),
+            loss_scale=1.0,
+            skipped=False,
+            stop_requests=int(self._stop_after == step + 1),
+            rank_waits_s=(),
+            rank_used_bytes=(used_bytes,),
+            microbatch_losses={
+                (self.data_rank, index): (float(value) / scale, batches[index].num_valid())
+                for index, value in zip(losses, values, strict=True)
+            },
+        )
+
+    def begin_validation(self, step: int) -> None:
+        """Pull the parameters with the pushes of all workers in them: those a checkpoint has."""
+        self.messages.pull_newest(self.model.buckets, step)
+
+    def resume(self, position: Any) -> None:
+        """Go on from `position`."""
+        super().resume(position)
+        self.messages.versions = [self.num_updates] * self.plan.mesh.servers
+
+    def close(self) -> None:
+        """Tell the servers that no step follows."""
+        self.messages.leave()
+        super().close()
+
+
+def engine_of(plan: Plan, rank: int) -> type[TrainEngine] | None:
+    """Return the class of the engine of a rank; None in a run without servers."""
+    updates, is_server = plan.mathematics.updates, plan.mesh.is_server(rank)
+    if not plan.mesh.servers:
+        return None
+    if updates.is_asynchronous:
+        return AsynchronousServer if is_server else AsynchronousWorker
+    return ParameterServer if is_server else ServedWorker

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from echelon.core.plan import Optimizer
-from echelon.training.optimizer.adamw import AdamW
+from echelon.training.optimizer.elementwise import AdamW
 from echelon.training.optimizer.trained_ranges import FusedOperands
 
 SETTINGS = Optimizer(beta1=0.5, beta2=0.75, eps=0.25)

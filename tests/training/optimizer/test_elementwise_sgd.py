@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from echelon.core.plan import Optimizer
-from echelon.training.optimizer.sgd import MomentumSgd, fused_sgd
+from echelon.training.optimizer.elementwise import MomentumSgd, fused_sgd
 from echelon.training.optimizer.trained_ranges import FusedOperands
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from echelon.launch.local.supervisor import RankPool
-from echelon.training.servers.server import AsynchronousServer
+from echelon.training.servers.asynchronous import AsynchronousServer, AsynchronousWorker
 from echelon.training.servers.synchronous import ParameterServer, ServedWorker
-from echelon.training.servers.worker import AsynchronousWorker
 from tests.parallel.servers.test_server import served_plan
 from tests.training.servers.targets import engine_kind
 from tests.training.servers.test_served import with_updates
