@@ -144,8 +144,7 @@ def _calibrate_joined(wanted: _Wanted, ranks: int | None) -> MachineCalibration:
         {"calibrate": str(wanted.out), "window_s": wanted.window_s},
         labels=[""] * world,
         options=LaunchOptions(
-            backend="nccl" if torch.cuda.is_available() else "gloo",
-            limits=Limits(step_s=QUIET_S),
+            backend="nccl" if torch.cuda.is_available() else "gloo", limits=Limits(step_s=QUIET_S)
         ),
     )
     return replace(outcome.require()[0], rank=outcome.rank)
@@ -240,9 +239,7 @@ def _kernel_errors(device: DeviceFit) -> Iterator[tuple[str, float]]:
             yield name, mean(held)
 
 
-def _held_out_errors(
-    fits: dict[str, LinkFit | TrainerFit | None],
-) -> Iterator[tuple[str, float]]:
+def _held_out_errors(fits: dict[str, LinkFit | TrainerFit | None]) -> Iterator[tuple[str, float]]:
     for name, found in fits.items():
         if found is None:
             continue

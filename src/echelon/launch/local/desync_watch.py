@@ -35,16 +35,34 @@ _MAY_BE_ECHO = _TIMED | {FaultKind.ABORTED, FaultKind.CONNECTION, FaultKind.NEVE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownRank:
-    """Say what a supervisor knows of a rank beside its ring."""
+    """Say what a supervisor knows of a rank at one time, beside its ring."""
 
     rank: int
     label: str = ""
+    pid: int = 0
     activity: Activity | None = None
     """What it does, where it no longer works; None where its ring tells."""
+    count: int = 0
+    """How often its heartbeat has said something new."""
     doing: str = ""
     waiting: str = ""
     """What it has said that it waits for, in an operation or outside."""
     stacks: ThreadStacks | None = None
+
+    @property
+    def name(self) -> str:
+        """Return how the rank is called."""
+        return rank_name(self.rank, self.label)
+
+    @property
+    def ended(self) -> bool:
+        """Return whether its program has ended."""
+        return self.activity in (Activity.RETURNED, Activity.GONE)
+
+    @property
+    def call(self) -> str:
+        """Return the collective that it waits in."""
+        return "" if self.ended or self.stacks is None else self.stacks.call
 
 
 class RingsOfRanks:
@@ -112,14 +130,10 @@ def evidence_of(
         doing=ring.doing or status.doing,
         call="" if waits_for or stacks is None else stacks.waiting and stacks.call,
         place="" if stacks is None else stacks.place,
-        stack="" if stacks is None else main_stack(stacks.text),
+        # The stack of the main thread comes first.
+        stack="" if stacks is None else stacks.text.partition("\nthread ")[0],
         connections=None if stacks is None else stacks.connections,
     )
-
-
-def main_stack(text: str) -> str:
-    """Return the stack of the main thread, which comes first."""
-    return text.partition("\nthread ")[0]
 
 
 def same(one: Verdict, other: Verdict) -> bool:

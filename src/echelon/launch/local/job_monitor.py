@@ -39,7 +39,6 @@ from echelon.launch.local.rank_status import (
     known_of,
     new_fault,
     turn_of,
-    view_of,
     wait_of,
 )
 from echelon.launch.root_cause import (
@@ -310,7 +309,7 @@ class JobMonitor:
             for seen in self._seen:
                 if seen.open:
                     seen.process.send(Notice.TELL_STACKS)
-        fault = self._meetings.look([view_of(seen) for seen in self._seen])
+        fault = self._meetings.look([known_of(seen) for seen in self._seen])
         if fault is not None:
             self._seen[fault.rank].fault = fault
 

@@ -13,14 +13,13 @@ import re
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from echelon.launch.local.messages import ThreadStacks
+from echelon.launch.local.desync_watch import KnownRank
 from echelon.launch.local.stacks import is_user_file
-from echelon.launch.root_cause import FaultKind, RankFault, rank_name
+from echelon.launch.root_cause import FaultKind, RankFault
 
 _IDLE_SHARE = 0.05
 """Processor seconds per second that a waiting rank may use: its heartbeats, and polls."""
@@ -33,40 +32,6 @@ _TORCH_ERROR = re.compile(r": \w+Error: .*")
 _DUMPED_FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankView:
-    """Say what is known of a rank at one time."""
-
-    rank: int
-    label: str
-    pid: int
-    returned: bool
-    doing: str
-    count: int
-    stacks: ThreadStacks | None
-
-    @property
-    def name(self) -> str:
-        """Return how the rank is called."""
-        return rank_name(self.rank, self.label)
-
-    @property
-    def call(self) -> str:
-        """Return the collective that it waits in."""
-        return "" if self.returned or self.stacks is None else self.stacks.call
-
-    def sentence(self) -> str:
-        """Return what the rank does."""
-        step = f" in {self.doing}" if self.doing else ""
-        if self.returned:
-            return f"{self.name} has ended its program"
-        place = f", at {self.stacks.place}" if self.stacks and self.stacks.place else ""
-        if self.call:
-            return f"{self.name} waits in {self.call}{step}{place}"
-        asleep = self.stacks is not None and self.stacks.asleep
-        return f"{self.name} {'sleeps' if asleep else 'does nothing'}{step}{place}"
-
-
 class MeetingWatch:
     """Watch whether anything still moves among the ranks of one job."""
 
@@ -77,11 +42,11 @@ class MeetingWatch:
         self._seen: object = None
         self._used: dict[int, float] = {}
 
-    def look(self, ranks: Sequence[RankView]) -> RankFault | None:
+    def look(self, ranks: Sequence[KnownRank]) -> RankFault | None:
         """Return the fault of the rank that does not come, once all have been still for long."""
         now = time.monotonic()
-        seen = [(one.returned, one.count, one.call, _place(one)) for one in ranks]
-        used = {one.rank: processor_seconds(one.pid) for one in ranks if not one.returned}
+        seen = [(one.ended, one.count, one.call, _place(one)) for one in ranks]
+        used = {one.rank: processor_seconds(one.pid) for one in ranks if not one.ended}
         allowed = _IDLE_S + _IDLE_SHARE * (now - self._since)
         computes = any(used[rank] - self._used.get(rank, 0.0) > allowed for rank in used)
         if seen != self._seen or computes:
@@ -91,14 +56,13 @@ class MeetingWatch:
         if not waits:
             return None
         known = all(
-            one.returned or one.call or (one.stacks is not None and one.stacks.asleep)
-            for one in ranks
+            one.ended or one.call or (one.stacks is not None and one.stacks.asleep) for one in ranks
         )
         if now - self._since < self._still_s * (1 if known else _OTHER_WAITS):
             return None
         return self._fault(ranks, now)
 
-    def _fault(self, ranks: Sequence[RankView], now: float) -> RankFault:
+    def _fault(self, ranks: Sequence[KnownRank], now: float) -> RankFault:
         odd = odd_rank(ranks)
         others = [one for one in ranks if one.call and one is not odd]
         still = f"nothing has moved for {now - self._since:.0f} s"
@@ -110,7 +74,7 @@ class MeetingWatch:
             summary = f"waits in {odd.call}, and {others[0].name} in {others[0].call}"
         else:
             summary = f"waits in {odd.call}, and so does every other rank"
-        detail = "\n".join(f"  {one.sentence()}" for one in ranks)
+        detail = "\n".join(f"  {_sentence(one)}" for one in ranks)
         return RankFault(
             rank=odd.rank,
             kind=FaultKind.NEVER_MET,
@@ -120,12 +84,12 @@ class MeetingWatch:
         )
 
 
-def odd_rank(ranks: Sequence[RankView]) -> RankView:
+def odd_rank(ranks: Sequence[KnownRank]) -> KnownRank:
     """Return the rank that the others wait for: one that waits for nobody, or the least common."""
     away = [one for one in ranks if not one.call]
     if away:
         # One that has returned may have had nothing to do with it; one that is at work has.
-        return min(away, key=lambda one: (one.returned, one.count))
+        return min(away, key=lambda one: (one.ended, one.count))
     common = Counter((one.call, _place(one)) for one in ranks)
     return min(ranks, key=lambda one: (common[one.call, _place(one)], one.count, -one.rank))
 
@@ -166,5 +130,17 @@ def processor_seconds(pid: int) -> float:
     return total
 
 
-def _place(one: RankView) -> str:
-    return one.stacks.place if one.stacks is not None and not one.returned else ""
+def _sentence(one: KnownRank) -> str:
+    """Return what a rank does."""
+    step = f" in {one.doing}" if one.doing else ""
+    if one.ended:
+        return f"{one.name} has ended its program"
+    place = f", at {one.stacks.place}" if one.stacks and one.stacks.place else ""
+    if one.call:
+        return f"{one.name} waits in {one.call}{step}{place}"
+    asleep = one.stacks is not None and one.stacks.asleep
+    return f"{one.name} {'sleeps' if asleep else 'does nothing'}{step}{place}"
+
+
+def _place(one: KnownRank) -> str:
+    return one.stacks.place if one.stacks is not None and not one.ended else ""

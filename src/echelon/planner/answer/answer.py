@@ -7,6 +7,7 @@ of `echelon plan --json`, the page of a notebook and the table are views of it.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import nan
@@ -47,8 +48,95 @@ if TYPE_CHECKING:
 RowValue = int | float | str | bool
 
 
+class PlanNumbers(ABC):
+    """What a plan of an answer takes. A number with a band has `value`, `low` and `high`."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def _plan_meant(self) -> EstimatedPlan: ...
+
+    @property
+    def plan(self) -> Plan:
+        """Return the Plan: what `ec.prove`, `ec.train`, `ec.compare` and `ec.export` take."""
+        found = self._plan_meant.ranked.plan
+        assert found is not None, "what is shown of an answer has become a Plan"
+        return found
+
+    @property
+    def devices(self) -> int:
+        """Return how many devices it takes."""
+        return self._plan_meant.ranked.candidate.devices
+
+    @property
+    def idle_devices(self) -> int:
+        """Return how many devices of the cluster it leaves idle."""
+        return self._plan_meant.request.cluster.num_devices - self.devices
+
+    @property
+    def step_s(self) -> BandedValue:
+        """Return the seconds of a step."""
+        return step_band(self._plan_meant.ranked.estimate)
+
+    @property
+    def seconds(self) -> BandedTerms:
+        """Return the seconds of a step by term; their values add up to `step_s.value`."""
+        return step_term_bands(self._plan_meant.ranked.estimate)
+
+    @property
+    def held_bytes(self) -> BandedValue:
+        """Return the bytes that the fullest rank holds at its peak, as its driver shows them."""
+        return held_bytes_band(self._plan_meant.ranked.estimate)
+
+    @property
+    def allocated_bytes(self) -> float:
+        """Return what tensors have of them (`torch.cuda.max_memory_allocated`)."""
+        return self._plan_meant.ranked.estimate.allocated_bytes
+
+    @property
+    def reserved_bytes(self) -> float:
+        """Return what an allocator has reserved of them (`torch.cuda.max_memory_reserved`)."""
+        return self._plan_meant.ranked.estimate.reserved_bytes
+
+    @property
+    def bytes(self) -> BandedTerms:
+        """Return the bytes of the fullest rank by term; their values add up to `held_bytes.value`.
+
+        What is counted, and not estimated, has a band without width.
+        """
+        return byte_term_bands(self._plan_meant.ranked.estimate)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the memory of a device."""
+        return int(self._plan_meant.request.memory_bytes)
+
+    @property
+    def tokens_per_s_per_device(self) -> BandedValue:
+        """Return the tokens of a device in a second."""
+        return tokens_per_s_band(self._plan_meant.ranked.estimate)
+
+    @property
+    def mfu(self) -> BandedValue:
+        """Return the share of the devices' peak that the model's own FLOPs are, 0 to 1."""
+        return mfu_band(self._plan_meant.ranked.estimate)
+
+    @property
+    def price_of_a_million_tokens(self) -> BandedValue | None:
+        """Return what a million tokens cost, in the currency of `price`; None without a price."""
+        one = self._plan_meant
+        price = one.request.price
+        return None if price is None else price_band(one.ranked.estimate, price)
+
+    @property
+    def nearest_run_was(self) -> tuple[str, ...]:
+        """Return what the nearest measured run was, where it is far: `on A100`; else nothing."""
+        return band_evidence(self._plan_meant.ranked.estimate.inputs).differences
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class PlanAnswer:
+class PlanAnswer(PlanNumbers):
     """Hold the plan to run of a model on a cluster, what it takes, and what else there is.
 
     `print` shows it as text, a notebook as a page with figures. It can be given wherever a plan is
@@ -63,9 +151,13 @@ class PlanAnswer:
 
     @property
     def recommended(self) -> EstimatedPlan:
-        """Return the plan to run, with what it takes."""
+        """Return the plan to run; the numbers of an answer are those of it."""
         first = self.found.first
         return self._estimated(first.ranked, ("recommended",), first.fits)
+
+    @property
+    def _plan_meant(self) -> EstimatedPlan:
+        return self.recommended
 
     @property
     def alternatives(self) -> tuple[EstimatedPlan, ...]:
@@ -80,54 +172,6 @@ class PlanAnswer:
         return tuple(self._all())
 
     @property
-    def plan(self) -> Plan:
-        """Return the recommended Plan."""
-        return self.recommended.plan
-
-    @property
-    def step_s(self) -> BandedValue:
-        """Return the seconds of a step of the recommended plan."""
-        return self.recommended.step_s
-
-    @property
-    def seconds(self) -> BandedTerms:
-        """Return the seconds of a step by term; their values add up to `step_s.value`."""
-        return self.recommended.seconds
-
-    @property
-    def held_bytes(self) -> BandedValue:
-        """Return the bytes that the fullest rank of the recommended plan holds at its peak."""
-        return self.recommended.held_bytes
-
-    @property
-    def bytes(self) -> BandedTerms:
-        """Return the bytes of the fullest rank by term; their values add up to `held_bytes.value`.
-
-        What is counted, and not estimated, has a band without width.
-        """
-        return self.recommended.bytes
-
-    @property
-    def memory_bytes(self) -> int:
-        """Return the memory of a device."""
-        return self.recommended.memory_bytes
-
-    @property
-    def tokens_per_s_per_device(self) -> BandedValue:
-        """Return the tokens of a device in a second."""
-        return self.recommended.tokens_per_s_per_device
-
-    @property
-    def mfu(self) -> BandedValue:
-        """Return the share of the devices' peak that the model's own FLOPs are, 0 to 1."""
-        return self.recommended.mfu
-
-    @property
-    def price_of_a_million_tokens(self) -> BandedValue | None:
-        """Return what a million tokens cost, in the currency of `price`; None without a price."""
-        return self.recommended.price_of_a_million_tokens
-
-    @property
     def fits(self) -> float:
         """Return the probability that the recommended plan fits into memory, 0 to 1."""
         return self.found.first.fits
@@ -136,19 +180,6 @@ class PlanAnswer:
     def sure(self) -> bool:
         """Return whether it fits with the probability that is wanted of a recommended plan."""
         return self.found.sure
-
-    @property
-    def nearest_run_was(self) -> tuple[str, ...]:
-        """Return what the nearest measured run was, where it is far: `on A100`; else nothing.
-
-        Seconds were fitted to measured runs, and are as good as the runs near to a plan.
-        """
-        return self.recommended.nearest_run_was
-
-    @property
-    def idle_devices(self) -> int:
-        """Return how many devices of the cluster the recommended plan leaves idle."""
-        return self.recommended.idle_devices
 
     @property
     def longest_sequence(self) -> int | None:
@@ -212,7 +243,7 @@ class PlanAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class EstimatedPlan:
+class EstimatedPlan(PlanNumbers):
     """Hold a plan of an answer, with what it takes.
 
     `str` says how it is split; `fits` is the probability that its fullest rank fits into the memory
@@ -227,79 +258,8 @@ class EstimatedPlan:
     fits: float
 
     @property
-    def plan(self) -> Plan:
-        """Return the Plan: what `ec.prove`, `ec.train`, `ec.compare` and `ec.export` take."""
-        assert self.ranked.plan is not None, "what is shown of an answer has become a Plan"
-        return self.ranked.plan
-
-    @property
-    def devices(self) -> int:
-        """Return how many devices it takes."""
-        return self.ranked.candidate.devices
-
-    @property
-    def idle_devices(self) -> int:
-        """Return how many devices of the cluster it leaves idle."""
-        return self.request.cluster.num_devices - self.devices
-
-    @property
-    def step_s(self) -> BandedValue:
-        """Return the seconds of a step."""
-        return step_band(self.ranked.estimate)
-
-    @property
-    def seconds(self) -> BandedTerms:
-        """Return the seconds of a step by term; their values add up to `step_s.value`."""
-        return step_term_bands(self.ranked.estimate)
-
-    @property
-    def held_bytes(self) -> BandedValue:
-        """Return the bytes that the fullest rank holds at its peak, as its driver shows them."""
-        return held_bytes_band(self.ranked.estimate)
-
-    @property
-    def allocated_bytes(self) -> float:
-        """Return what tensors have of them (`torch.cuda.max_memory_allocated`)."""
-        return self.ranked.estimate.allocated_bytes
-
-    @property
-    def reserved_bytes(self) -> float:
-        """Return what an allocator has reserved of them (`torch.cuda.max_memory_reserved`)."""
-        return self.ranked.estimate.reserved_bytes
-
-    @property
-    def bytes(self) -> BandedTerms:
-        """Return the bytes of the fullest rank by term; their values add up to `held_bytes.value`.
-
-        What is counted, and not estimated, has a band without width.
-        """
-        return byte_term_bands(self.ranked.estimate)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Return the memory of a device."""
-        return int(self.request.memory_bytes)
-
-    @property
-    def tokens_per_s_per_device(self) -> BandedValue:
-        """Return the tokens of a device in a second."""
-        return tokens_per_s_band(self.ranked.estimate)
-
-    @property
-    def mfu(self) -> BandedValue:
-        """Return the share of the devices' peak that the model's own FLOPs are, 0 to 1."""
-        return mfu_band(self.ranked.estimate)
-
-    @property
-    def price_of_a_million_tokens(self) -> BandedValue | None:
-        """Return what a million tokens cost, in the currency of `price`; None without a price."""
-        price = self.request.price
-        return None if price is None else price_band(self.ranked.estimate, price)
-
-    @property
-    def nearest_run_was(self) -> tuple[str, ...]:
-        """Return what the nearest measured run was, where it is far: `on A100`; else nothing."""
-        return band_evidence(self.ranked.estimate.inputs).differences
+    def _plan_meant(self) -> EstimatedPlan:
+        return self
 
     def __str__(self) -> str:
         """Return how the plan is split, as ``pp4 dp2 tp8s, ZeRO 1, 1f1b, microbatches of 1``."""
