@@ -36,8 +36,7 @@ from echelon.planner.search.request import (
 )
 
 if TYPE_CHECKING:
-    from echelon.planner.answer.answer import PlanAnswer
-    from echelon.planner.answer.sizes import SizesAnswer
+    from echelon.planner.answer.answer import PlanAnswer, SizesAnswer
     from echelon.planner.search.request import Objective
     from echelon.proof.bisect.verdict import Bisection
     from echelon.proof.run import RankRunner
@@ -194,7 +193,7 @@ def _on_what_exists(
 ) -> PlanAnswer | SizesAnswer:
     """Return what to run on the GPUs of this machine, or on four clusters where it has none."""
     from echelon.launch.gpus import own_cluster
-    from echelon.planner.answer.sizes import SizesAnswer
+    from echelon.planner.answer.answer import SizesAnswer
     from echelon.planner.explain.no_plan import NothingFits
     from echelon.planner.recommend.recommend import NO_SIZE, four_sizes
 

@@ -7,9 +7,14 @@ import pytest
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.verify import VERIFY_RAISED
 from echelon.launch.desync.fingerprint import Activity
-from echelon.launch.local import meetings
-from echelon.launch.local.desync_watch import KnownRank
-from echelon.launch.local.meetings import MeetingWatch, odd_rank, where_lost, wrong_size
+from echelon.launch.local import desync_watch as meetings
+from echelon.launch.local.desync_watch import (
+    KnownRank,
+    MeetingWatch,
+    odd_rank,
+    where_lost,
+    wrong_size,
+)
 from echelon.launch.local.messages import ThreadStacks
 from echelon.launch.root_cause import FaultKind, RankFailure, RankFault
 
@@ -26,7 +31,7 @@ class Clock:
         """Begin at 0."""
         self.now = 0.0
         self.used = {0: 0.0, 1: 0.0, 2: 0.0}
-        monkeypatch.setattr("echelon.launch.local.meetings.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("echelon.launch.local.desync_watch.time.monotonic", lambda: self.now)
         monkeypatch.setattr(meetings, "processor_seconds", self.used.__getitem__)
 
 

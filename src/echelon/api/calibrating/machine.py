@@ -163,17 +163,14 @@ def _calibrate(ranks: JobRanks, place: MeasuredPlace, wanted: _Wanted) -> Machin
         try:
             found = _measured(measuring, wanted)
         except BaseException:
-            _tell_kept(wanted)
+            path = unfinished_file(wanted.out)
+            if kept := num_measurements(path):
+                told = f"{kept} measurements are kept in {path.name}"
+                wanted.say(f"{told}: the same command goes on there")
             raise
         write_new(wanted.out, cluster_toml(found.cluster, ABOUT, found.record), key="--out")
         done.finish()
     return found
-
-
-def _tell_kept(wanted: _Wanted) -> None:
-    path = unfinished_file(wanted.out)
-    if kept := num_measurements(path):
-        wanted.say(f"{kept} measurements are kept in {path.name}: the same command goes on there")
 
 
 def _measured(measuring: Measuring, wanted: _Wanted) -> MachineCalibration:

@@ -186,7 +186,7 @@ def plan_on_what_exists(
     It is 1 where no cluster has a plan.
     """
     from echelon.launch.gpus import own_cluster
-    from echelon.planner.answer.sizes import sizes_json, sizes_text
+    from echelon.planner.answer.answer import sizes_json, sizes_text
     from echelon.planner.recommend.recommend import four_sizes
     from echelon.planner.search.request import make_request
 

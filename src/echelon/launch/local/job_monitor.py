@@ -18,8 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from echelon.launch.context import COMPILING, LostRank
-from echelon.launch.local.desync_watch import DesyncWatch, note_of
-from echelon.launch.local.meetings import MeetingWatch, where_lost
+from echelon.launch.local.desync_watch import DesyncWatch, MeetingWatch, note_of, where_lost
 from echelon.launch.local.messages import (
     ElasticRanks,
     ExitRequest,

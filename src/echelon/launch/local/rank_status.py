@@ -7,8 +7,7 @@ import signal
 from dataclasses import dataclass, field
 
 from echelon.launch.desync.fingerprint import Activity
-from echelon.launch.local.desync_watch import KnownRank
-from echelon.launch.local.meetings import wrong_size
+from echelon.launch.local.desync_watch import KnownRank, wrong_size
 from echelon.launch.local.messages import Heartbeat, ThreadStacks
 from echelon.launch.local.rank_processes import RankProcess
 from echelon.launch.root_cause import FaultKind, RankFault, exit_text
