@@ -8,7 +8,7 @@ Split: the weights as in training (`parallel/tensor.py`); the cache by key/value
 Sent:  an all-reduce of [N, D] after the embedding, after attention and after the MLP, and after
        the experts of a rank; two numbers of a token where queries and keys are normed over all
        heads.
-Bytes: `generated_bytes` in `cost/bytes/generate.py`.
+Bytes: `generated_bytes` in `tests/inference/sent_bytes.py`.
 Must divide: tp | heads, kv_heads, ffn (the vocabulary is padded); ep is 1 or tp.
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Pope et al., "Efficiently Scaling
        Transformer Inference", 2022, section 3.

@@ -17,7 +17,6 @@ weights/             first weights from files of other tools, and files for them
 servers/             engines of parameter servers and their workers
 engine.py            one optimizer step on one rank: what is proven, and what trains
 module/              the optimizer and state of a module that is split
-experts/             the balance of experts, a part of each step
 local_sgd/           outer steps of islands, a part of each step
 steps/               the seams of a step, where modes join it
 optimizer/           AdamW, SGD and Muon on slices

@@ -25,7 +25,7 @@ from echelon.training.checkpoint.identity import RunIdentity
 from echelon.training.checkpoint.index import PARAMETERS
 from echelon.training.checkpoint.load import load_checkpoint
 from echelon.training.data.dataset import document_starts
-from echelon.training.experts.balance import ROUTER_BIAS, whole_shards
+from echelon.training.steps.expert_balance import ROUTER_BIAS, whole_shards
 
 
 @torch.no_grad()

@@ -88,7 +88,7 @@ def test_the_mean_is_over_the_islands_that_met() -> None:
     told = "island 1 is lost: what it did after step 0 counts nowhere: killed"
     assert outer.news() == [told]
     assert outer.news() == []
-    (absence,) = outer.absences(2)
+    (absence,) = outer.end(2)
     assert (absence.island, absence.first_step, absence.last_step) == (1, 1, 2)
 
 
@@ -104,7 +104,11 @@ def test_an_island_that_was_given_outer_parameters_goes_on_from_them() -> None:
 def test_a_checkpoint_is_written_by_those_that_met() -> None:
     outer, _ = alone(EventList())
     outer.after_update(1, skipped=False)
-    told = outer.exchange(0)
-    assert (told.index, told.size, outer.first_saving) == (0, 1, 0)
+    scope = outer.checkpoint
+    told = scope.exchange(0)
+    assert told is not None
+    assert (told.index, told.size, scope.first_saving) == (0, 1, 0)
     assert told.gather_objects("all") == ["all"]
-    assert outer.exchange(1).gather_objects("again") == ["again"]
+    again = scope.exchange(1)
+    assert again is not None
+    assert again.gather_objects("again") == ["again"]

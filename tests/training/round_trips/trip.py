@@ -41,7 +41,7 @@ from echelon.training.checkpoint.folder import find_checkpoint
 from echelon.training.checkpoint.index import PARAMETERS
 from echelon.training.data.batches import BatchLayout, training_batch
 from echelon.training.data.mixed_dataset import open_data
-from echelon.training.experts.balance import ROUTER_BIAS
+from echelon.training.steps.expert_balance import ROUTER_BIAS
 from tests.training.round_trips.draws import Settings
 from tests.training.round_trips.layouts import LENGTH, Updates, draw_layout
 from tests.training.round_trips.theirs import (

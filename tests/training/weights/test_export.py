@@ -27,7 +27,7 @@ from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.checkpoint.index import PARAMETERS, CheckpointIndex, TensorEntry
 from echelon.training.checkpoint.shard_file import write_shard_file
-from echelon.training.experts.balance import ROUTER_BIAS
+from echelon.training.steps.expert_balance import ROUTER_BIAS
 from echelon.training.weights.export import open_model
 from echelon.training.weights.files import find_weights
 from echelon.training.weights.load import load_weights

@@ -47,9 +47,6 @@ LATENT_GROUPS = (("q_down", "kv_down"), ("q_up",), ("kv_up",))
 WHOLE_LINEARS = frozenset(LATENT_GROUPS[0])
 """Layers that every tensor rank has whole."""
 
-ROW_LINEARS = frozenset({"o", "down"})
-"""Layers that tensor parallelism splits by input."""
-
 LORA_A, LORA_B = "lora_a", "lora_b"
 """Names of the two matrices of an adapter, below the name of its layer."""
 

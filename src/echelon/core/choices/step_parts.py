@@ -33,7 +33,7 @@ STEP_PARTS = Registry(
     "step part",
     (
         StepPartRecord(
-            name="expert-balance", part="echelon.training.experts.balance:expert_balance"
+            name="expert-balance", part="echelon.training.steps.expert_balance:expert_balance"
         ),
         StepPartRecord(name="fp8-scales", part="echelon.training.steps.fp8_scales:fp8_scales"),
         StepPartRecord(
