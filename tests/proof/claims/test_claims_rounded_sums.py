@@ -6,7 +6,7 @@ import pytest
 
 from echelon.core.rulebook.prove import PROVE_QUANTISED_SUMS
 from echelon.proof.claims.claims import judged
-from echelon.proof.claims.systematic import WITHIN_BOUNDS, _check
+from echelon.proof.claims.claims import WITHIN_BOUNDS, _check
 from echelon.proof.sum_bounds import SumNote
 
 
