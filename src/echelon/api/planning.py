@@ -302,7 +302,7 @@ def prove(
     plan = plan_from_given(plan)
     if independent:
         optional_package("torch", extra="train", purpose="proving a plan")
-        from echelon.proof.independent.naming import independent_pass
+        from echelon.proof.independent.comparison import independent_pass
         from echelon.proof.independent.optimizers import require_formula
 
         require_formula(plan.mathematics.optimizer)

@@ -39,10 +39,8 @@ from echelon.proof.evidence.fits import (
     nearly_equal,
     relative_residual,
 )
-from echelon.proof.evidence.groups import group_of, named_groups
-from echelon.proof.oracle.activations import hearing
-from echelon.proof.oracle.losses import loss_of_tokens
-from echelon.proof.oracle.oracle import OracleStep
+from echelon.proof.evidence.mesh import group_of, named_groups
+from echelon.proof.oracle.oracle import OracleStep, hearing, loss_of_tokens
 
 _SAME = 1e-9  # relative difference
 

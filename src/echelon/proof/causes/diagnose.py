@@ -31,8 +31,7 @@ from echelon.proof.causes.forward.losses import (
 )
 from echelon.proof.causes.gradients.gradients import explain_gradient
 from echelon.proof.causes.gradients.norm import explain_norm, stage_of
-from echelon.proof.causes.passing.lost_weights import explain_lost_weight
-from echelon.proof.causes.passing.modules import explain_passing
+from echelon.proof.causes.passing.modules import explain_lost_weight, explain_passing
 from echelon.proof.causes.passing.token_losses import explain_token_losses
 from echelon.proof.causes.rounding import explain_range, explain_sum_dtype, explain_systematic
 from echelon.proof.causes.routing import (
@@ -53,7 +52,7 @@ from echelon.proof.claims.checks import Check
 from echelon.proof.claims.claims import ClaimResult, first_failure
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.evidence.evidence import CapturedEvidence
-from echelon.proof.evidence.groups import group_of, named_groups
+from echelon.proof.evidence.mesh import group_of, named_groups
 from echelon.proof.evidence.run import GRADIENTS, INITIAL, PARAMETERS
 from echelon.proof.late import LateRun
 

@@ -14,6 +14,5 @@ predictions.py      bytes sent and held, the order of actions
 systematic.py       factors and sums that low precision hides
 claims.py           all claims in the order in which one causes the next, and the judge
 conditioning.py     what rounding decides in float64: enlarged errors, ties of 8-bit numbers
-rounded_sums.py     sums that are rounded, each within its bound
 numeric_range.py    weights much larger and smaller, where a narrow dtype ends
 """

@@ -21,9 +21,9 @@ from echelon.proof.claims.checks import Check
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.evidence.fits import FLOOR
 from echelon.proof.observed import ObservedRun
-from echelon.proof.oracle.activations import Activations
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.optimizers import global_norm
+from echelon.proof.oracle.oracle import Activations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

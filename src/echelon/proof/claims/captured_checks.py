@@ -16,17 +16,16 @@ import torch
 from echelon.proof.claims.checks import Check, exact_check, relative_error, tensor_error
 from echelon.proof.claims.value_checks import tensor_checks
 from echelon.proof.evidence.captured import CapturedRun, Reference, ReferencePass
-from echelon.proof.evidence.evidence import CapturedEvidence
-from echelon.proof.evidence.fits import FLOOR, fit_factor
-from echelon.proof.evidence.run import GRADIENTS, INITIAL, PARAMETERS
-from echelon.proof.evidence.steps import ReferenceStep
-from echelon.proof.evidence.tolerance import (
+from echelon.proof.evidence.evidence import (
+    CapturedEvidence,
     ErrorSample,
     Tolerance,
     float64_tolerance,
     measured,
     tensor_errors,
 )
+from echelon.proof.evidence.fits import FLOOR, fit_factor
+from echelon.proof.evidence.run import GRADIENTS, INITIAL, PARAMETERS, ReferenceStep
 from echelon.proof.oracle.optimizers import global_norm
 
 _Key = tuple[str, int, str]

@@ -22,7 +22,7 @@ import torch
 from echelon.core.model_shape import Experts
 from echelon.core.plan import Plan
 from echelon.models.moe import kept_assignments
-from echelon.proof.evidence.tolerance import FLOAT64_TOLERANCE
+from echelon.proof.evidence.evidence import FLOAT64_TOLERANCE
 from echelon.proof.observed import ObservedRun, routing_from_ranks
 from echelon.proof.oracle.operations import ForcedRouting
 from echelon.proof.oracle.oracle import OracleStep, run_oracle

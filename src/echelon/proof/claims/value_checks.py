@@ -34,10 +34,9 @@ from echelon.layout.stage import update_rule_of
 from echelon.proof.claims.checks import Check, exact_check, relative_error, tensor_error
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.claims.tolerance import unit_roundoff
-from echelon.proof.evidence.evidence import AnyEvidence
+from echelon.proof.evidence.evidence import AnyEvidence, ErrorSample, measured, tensor_errors
 from echelon.proof.evidence.fits import FLOOR
 from echelon.proof.evidence.run import GRADIENTS, INITIAL
-from echelon.proof.evidence.tolerance import ErrorSample, measured, tensor_errors
 from echelon.proof.oracle.optimizers import (
     OptimizerState,
     clip_scale,

@@ -17,8 +17,6 @@ training.py         the steps
 samples.py          what the trainer reads: sample order, mixtures, rows, document starts
 reading.py          the proof's own batches, and the trainer's, beside what they must be
 hugging_face/       the model of transformers with the oracle's weights, where there is one
-comparison.py       the oracle beside all of this: claims
 parts.py            the first part of a forward pass that differs
-walk.py             all of it for random plans and for all presets
-naming.py           the first difference: its tensor, step and part
+comparison.py       the oracle beside all of this: claims, and a name for the first difference
 """

@@ -13,7 +13,7 @@ from echelon.proof.causes.finding import ProofFinding, with_distinguishing_axis
 from echelon.proof.claims.checks import Check
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import fit_factor, relative_residual
-from echelon.proof.evidence.steps import ReferenceStep
+from echelon.proof.evidence.run import ReferenceStep
 
 ADAM_EPSILON = 1e-8  # of the gradient's root mean square: torch's default
 _COUNTS_OFF = (1, 2, -1, -2)  # steps by which a count is tried

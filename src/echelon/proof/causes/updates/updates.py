@@ -38,8 +38,7 @@ from echelon.proof.evidence.fits import (
     nearly_equal,
     relative_residual,
 )
-from echelon.proof.evidence.run import INITIAL, PARAMETERS
-from echelon.proof.evidence.steps import ReferenceStep
+from echelon.proof.evidence.run import INITIAL, PARAMETERS, ReferenceStep
 from echelon.proof.oracle.optimizers import OptimizerState, TensorUpdate, update
 from echelon.proof.oracle.oracle import TORCH_DTYPES, OracleStep
 
