@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.core.rulebook.prove import PROVE_QUANTISED_SUMS
-from echelon.proof.claims.claims import judged
-from echelon.proof.claims.claims import WITHIN_BOUNDS, _check
+from echelon.proof.claims.claims import WITHIN_BOUNDS, _check, judged
 from echelon.proof.sum_bounds import SumNote
 
 
