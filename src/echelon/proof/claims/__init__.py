@@ -3,10 +3,9 @@
 
 plan_evidence.py    the evidence of a plan: what any program has, and what the plan promises
 tolerance.py        how far a correct plan may be from the oracle
-checks.py           comparisons of weights, samples, tokens, losses
+checks.py           comparisons of weights, samples, tokens, losses, and what passes in the model
 value_checks.py     comparisons of gradients, updates and values; the replayed optimizer
 captured_checks.py  comparisons of what hooks captured of a program that is not ours
-activation_checks.py what passes between the parts of the model
 routing_checks.py   comparisons of routes, loads and biases, with choice_errors.py
 late_checks.py      races of a run with late completion, and its bits
 islands.py          the evidence of each island of local SGD, and what they make of meetings

@@ -148,7 +148,9 @@ def local_gradients(evidence: CapturedEvidence) -> Iterator[Check]:
                 continue
             total = torch.stack(list(parts.values())).sum(0)
             factor, _ = fit_factor(total, right)
-            error = relative_error(total / (_nearest(factor, known) or 1.0), right, floor)
+            nearest = min(known, key=lambda one: abs(one - factor))
+            times = nearest if abs(nearest - factor) <= 1e-2 * nearest else 1.0
+            error = relative_error(total / times, right, floor)
             allowed = evidence.tolerance.allowed(GRADIENTS, step.step, name)
             if error <= allowed or not is_right(evidence, step, name):
                 detail = f"adds up to {factor:.6g} times the right one" * (error > allowed)
@@ -170,11 +172,6 @@ def reduction_factors(evidence: CapturedEvidence, step: int) -> list[float]:
     degrees = [1, *(evidence.mesh.degree(axes) for axes in evidence.mesh.axis_sets())]
     calls = [1, evidence.run.num_calls(step)]
     return sorted({float(degree * call) for degree in degrees for call in calls})
-
-
-def _nearest(factor: float, known: list[float]) -> float | None:
-    best = min(known, key=lambda one: abs(one - factor))
-    return best if abs(best - factor) <= 1e-2 * best else None
 
 
 def optimizer_state(evidence: CapturedEvidence) -> Iterator[Check]:

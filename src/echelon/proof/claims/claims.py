@@ -17,7 +17,6 @@ from echelon.core.rulebook import weights as lora_rules
 from echelon.core.rules import Rule
 from echelon.parallel.completion.in_flight import RaceKind
 from echelon.proof.claims import (
-    activation_checks,
     captured_checks,
     checks,
     islands,
@@ -27,6 +26,7 @@ from echelon.proof.claims import (
     systematic,
     value_checks,
 )
+from echelon.proof.claims import checks as activation_checks
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.late_checks import same_bits
 from echelon.proof.claims.plan_evidence import PlanEvidence

@@ -35,8 +35,7 @@ from torch.nn import functional as fn
 from echelon.core.parameters import ROUTER
 from echelon.models.decoder import FINAL_NORM
 from echelon.models.operations import Operations
-from echelon.proof.claims.activation_checks import copies_at, whole_activation
-from echelon.proof.claims.checks import Check
+from echelon.proof.claims.checks import Check, copies_at, whole_activation
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.claims.tolerance import FACTORS, is_low, num_partial_sums, unit_roundoff
 from echelon.proof.evidence.evidence import SAFETY_FACTOR

@@ -6,8 +6,7 @@ from papers and from the documentation, one sequence at a time, with loops and w
 of ours: only the records of a plan are read. `echelon prove --independent` compares the two.
 Why: docs/decisions/030-an-oracle-of-its-own.md.
 
-random_numbers.py   uniform and normal values of (key, index)
-weights.py          names, sizes, first values
+weights.py          names, sizes, first values; uniform and normal values of (key, index)
 sequence.py         one sequence on its way: weights, norms, dropout, what is noted of every part
 attention.py        grouped-query and latent attention, rotary positions, masks
 mixture.py          router, gates, capacity, experts, auxiliary losses, biases

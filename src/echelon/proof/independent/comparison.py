@@ -88,17 +88,9 @@ def compare(runs: TwoRuns) -> tuple[ClaimResult, ...]:
     return tuple(result for result in results if result.compared)
 
 
-def _own_batches(runs: TwoRuns) -> Iterator[Check]:
-    yield from proof_batches(runs.plan, runs.batches)
-
-
 def _trainer(runs: TwoRuns) -> Iterator[Check]:
     yield from trainer_batches(runs.plan, len(runs.batches))
     yield from mixed_batches(runs.plan, len(runs.batches))
-
-
-def _rates(runs: TwoRuns) -> Iterator[Check]:
-    yield from learning_rates(runs.plan)
 
 
 def _first_values(runs: TwoRuns) -> Iterator[Check]:
@@ -182,10 +174,6 @@ def gradient_checks(runs: TwoRuns) -> Iterator[Check]:
             yield from _tensors(oracle.step, oracle.gradients, independent.gradients, backward=True)
 
 
-def _transformers(runs: TwoRuns) -> Iterator[Check]:
-    yield from transformers_checks(runs.plan, runs.oracle, runs.batches)
-
-
 def _norms(runs: TwoRuns) -> Iterator[Check]:
     """Compare norms, learning rates and loss scales, and which steps are skipped."""
     for oracle, independent in runs.pairs():
@@ -241,15 +229,15 @@ UPDATES = "every clipped update"
 PARAMETERS = "every parameter after every step"
 
 COMPARISONS: Mapping[str, Callable[[TwoRuns], Iterator[Check]]] = {
-    OWN_BATCHES: _own_batches,
+    OWN_BATCHES: lambda runs: proof_batches(runs.plan, runs.batches),
     TRAINER_BATCHES: _trainer,
-    RATES: _rates,
+    RATES: lambda runs: learning_rates(runs.plan),
     FIRST_VALUES: _first_values,
     ROUTES: _routes,
     BALANCE: _balance,
     LOSSES: _losses,
     GRADIENTS: gradient_checks,
-    TRANSFORMERS: _transformers,
+    TRANSFORMERS: lambda runs: transformers_checks(runs.plan, runs.oracle, runs.batches),
     NORMS: _norms,
     DECAY: _decay_groups,
     UPDATES: _updates,

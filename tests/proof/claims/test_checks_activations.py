@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from echelon.proof.claims.activation_checks import (
+from echelon.proof.claims.checks import (
     activation_gradients,
     activations,
     copies_at,

@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from echelon.proof.independent.random_numbers import GOLDEN, key_of, mixed, normals, uniforms
+from echelon.proof.independent.weights import GOLDEN, key_of, mixed, normals, uniforms
 
 SPLIT_MIX_64 = (0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F)
 """What the published generator gives first, seeded with 0."""
