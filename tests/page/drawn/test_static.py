@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from echelon.page.drawn.static import MOST_BYTES, static_html
+from echelon.page.drawn.document import MOST_BYTES, static_html
 from echelon.planner.view.document import (
     DataTable,
     Fact,

@@ -5831,11 +5831,13 @@ return $rt.both(!$rt.has(self.wrong, key), () => $rt.either($rt.has(self.entries
 }
 has_table(table) {
 const self = this;
+let first;
 
-if ($rt.truth($rt.any($rt.iter(self.wrong).map((key) => $rt.startswith(key, $rt.join($rt.str(table), ".")))))) {
+first = $rt.join($rt.str(table), ".");
+if ($rt.truth($rt.any($rt.iter(self.wrong).map((key) => $rt.startswith(key, first))))) {
 throw new $Unavailable();
 }
-return $rt.any($rt.iter(self.entries).map((key) => $rt.startswith(key, $rt.join($rt.str(table), "."))));
+return $rt.any($rt.iter(self.entries).map((key) => $rt.startswith(key, first)));
 }
 default(key) {
 const self = this;

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from echelon.core.settings.value_types import toml_text
 from echelon.core.units import binary_bytes, decimal_bytes, duration, short_count
-from echelon.core.version import __version__
 from echelon.page.documents.curves import MOST_POINTS, sampled
 from echelon.planner.explain.compare import PlanComparison, SettingDifference
 from echelon.planner.view.document import (
@@ -67,7 +66,6 @@ def comparison_page(found: PlanComparison, a: str, b: str) -> PageDocument:
         good=found.same_mathematics,
         facts=tuple(_facts(found)),
         sections=(*_differences(found), *_runs(a, b), *part_sections(found)),
-        made_by=f"Echelon {__version__}",
     )
 
 

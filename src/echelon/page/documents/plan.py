@@ -9,7 +9,6 @@ from echelon.core.event import Event
 from echelon.core.parameters import num_parameters
 from echelon.core.plan import Plan
 from echelon.core.units import binary_bytes, short_count
-from echelon.core.version import __version__
 from echelon.cost.seconds.unit_times import UnitTimes, stage_durations, unit_times_from_formulas
 from echelon.planner.lint.checks import plan_fits
 from echelon.planner.predict.bands import held_bytes_band, mfu_band, step_band, tokens_per_s_band
@@ -51,7 +50,6 @@ def plan_page(plan: Plan, times: UnitTimes | None = None) -> PageDocument:
         good=plan_fits(plan),
         facts=tuple(_facts(plan, estimate)),
         sections=(*plan_sections(plan, estimate, times),),
-        made_by=f"Echelon {__version__}",
     )
 
 

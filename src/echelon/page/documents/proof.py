@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from echelon.core.version import __version__
 from echelon.planner.view.document import (
     DataTable,
     Fact,
@@ -38,7 +37,6 @@ def proof_page(proof: Mapping[str, Any]) -> PageDocument:
             Fact(name="tensors and numbers compared", value=f"{_compared(proof):,}"),
         ),
         sections=proof_sections(proof),
-        made_by=f"Echelon {__version__}",
     )
 
 

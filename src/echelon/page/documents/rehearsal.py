@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from echelon.core.units import binary_bytes, decimal_bytes, short_count
-from echelon.core.version import __version__
 from echelon.page.documents.curves import MOST_POINTS, sampled
 from echelon.planner.view.document import (
     BarRow,
@@ -49,7 +48,6 @@ def rehearsal_page(found: Mapping[str, Any]) -> PageDocument:
             ),
         ),
         sections=rehearsal_sections(found),
-        made_by=f"Echelon {__version__}",
     )
 
 

@@ -17,7 +17,6 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.run import EVENTS_READABLE
 from echelon.core.serialize import decode_json
 from echelon.core.units import binary_bytes, short_count
-from echelon.core.version import __version__
 from echelon.page.documents.curves import curve_sections
 from echelon.page.documents.plan import chart_from_timelines, schedule_section, subject_of_plan
 from echelon.page.documents.proof import proof_sections
@@ -51,7 +50,6 @@ def run_page(path: Path) -> PageDocument:
         good=summary.steps >= summary.total_steps,
         facts=tuple(_facts(summary, estimate, _sharing(run, plan))),
         sections=tuple(_sections(run, plan, summary, estimate)),
-        made_by=f"Echelon {__version__}",
     )
 
 
@@ -64,7 +62,6 @@ def summary_page(summary: RunSummary) -> PageDocument:
         good=summary.steps >= summary.total_steps,
         facts=tuple(_facts(summary, None)),
         sections=(_facts_section(summary),),
-        made_by=f"Echelon {__version__}",
     )
 
 

@@ -18,28 +18,26 @@ from echelon.page.lessons.lesson import (
     choices,
 )
 from echelon.page.lessons.matrices import (
+    EVERYWHERE,
     Matrix,
     added,
     beside,
     block,
     columns_of,
     cut,
+    degree_control,
     dot_text,
     filled,
-    mlp_weights,
-    numel,
-    product,
-    shape_text,
-    sum_text,
-)
-from echelon.page.lessons.tensor.ranks import (
-    EVERYWHERE,
-    degree_control,
     gather_fact,
     kinds_of,
+    mlp_weights,
     nothing_sent,
+    numel,
     place,
+    product,
+    shape_text,
     sum_fact,
+    sum_text,
     weights_fact,
 )
 from echelon.planner.view.document import Fact

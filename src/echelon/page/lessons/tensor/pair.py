@@ -17,19 +17,22 @@ from echelon.page.lessons.lesson import (
     Tile,
     choices,
 )
-from echelon.page.lessons.matrices import Matrix, block, numel, shape_text
-from echelon.page.lessons.tensor.ranks import (
+from echelon.page.lessons.matrices import (
     BYTES,
     EVERYWHERE,
     ColumnsThenRows,
+    Matrix,
     Mlp,
     RowsThenColumns,
+    block,
     degree_control,
     gather_fact,
     kinds_of,
     mlp_of,
     nothing_sent,
+    numel,
     place,
+    shape_text,
     sum_fact,
 )
 from echelon.planner.view.document import DataTable, Fact

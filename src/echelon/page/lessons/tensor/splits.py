@@ -19,13 +19,13 @@ from echelon.page.lessons.lesson import (
     TileState,
     choices,
 )
-from echelon.page.lessons.matrices import mlp_weights
-from echelon.page.lessons.tensor.ranks import (
+from echelon.page.lessons.matrices import (
     BYTES,
     EVERYWHERE,
     degree_control,
     gather_fact,
     kinds_of,
+    mlp_weights,
     nothing_sent,
     place,
     sum_fact,

@@ -18,23 +18,21 @@ from echelon.page.lessons.lesson import (
     TileState,
 )
 from echelon.page.lessons.matrices import (
-    Matrix,
-    block,
-    columns_of,
-    mlp_weights,
-    numel,
-    rectified,
-    sum_text,
-)
-from echelon.page.lessons.tensor.ranks import (
     BYTES,
     EVERYWHERE,
     ColumnsThenRows,
+    Matrix,
     Mlp,
+    block,
+    columns_of,
     kinds_of,
     mlp_of,
+    mlp_weights,
+    numel,
     place,
+    rectified,
     sum_fact,
+    sum_text,
 )
 from echelon.planner.view.document import DataTable, Fact
 
