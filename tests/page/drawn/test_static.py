@@ -83,7 +83,7 @@ def document(*sections: Section, said: str = "x") -> PageDocument:
         subject=said,
         verdict=said,
         good=False,
-        facts=(Fact(name="a", value="b"),),
+        facts=(Fact("a", "b"),),
         sections=sections,
         made_by=said,
     )

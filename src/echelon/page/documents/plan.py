@@ -92,31 +92,24 @@ def _verdict(plan: Plan, estimate: Estimate) -> str:
 def _facts(plan: Plan, estimate: Estimate) -> Iterator[Fact]:
     step, held = step_band(estimate), held_bytes_band(estimate)
     tokens, mfu = tokens_per_s_band(estimate), mfu_band(estimate)
+    yield Fact("step", f"{step.value:.4g} s", f"{step.low:.4g} to {step.high:.4g}")
     yield Fact(
-        name="step",
-        value=f"{step.value:.4g} s",
-        note=f"{step.low:.4g} to {step.high:.4g}",
+        "tokens/s of a device", f"{tokens.value:,.0f}", f"{tokens.low:,.0f} to {tokens.high:,.0f}"
     )
     yield Fact(
-        name="tokens/s of a device",
-        value=f"{tokens.value:,.0f}",
-        note=f"{tokens.low:,.0f} to {tokens.high:,.0f}",
+        "MFU (full attention)",
+        f"{100 * mfu.value:.1f} %",
+        f"{100 * mfu.low:.1f} to {100 * mfu.high:.1f}; causal {100 * estimate.causal_mfu:.1f} %",
     )
     yield Fact(
-        name="MFU (full attention)",
-        value=f"{100 * mfu.value:.1f} %",
-        note=f"{100 * mfu.low:.1f} to {100 * mfu.high:.1f}; causal "
-        f"{100 * estimate.causal_mfu:.1f} %",
+        "memory of the fullest rank",
+        binary_bytes(held.value),
+        f"{binary_bytes(held.low)} to {binary_bytes(held.high)}",
     )
     yield Fact(
-        name="memory of the fullest rank",
-        value=binary_bytes(held.value),
-        note=f"{binary_bytes(held.low)} to {binary_bytes(held.high)}",
-    )
-    yield Fact(
-        name="global batch",
-        value=f"{plan.mathematics.global_sequences:,} sequences",
-        note=f"of {plan.mathematics.sequence_length:,} tokens",
+        "global batch",
+        f"{plan.mathematics.global_sequences:,} sequences",
+        f"of {plan.mathematics.sequence_length:,} tokens",
     )
 
 

@@ -39,12 +39,12 @@ def rehearsal_page(found: Mapping[str, Any]) -> PageDocument:
         verdict=verdict_of_rehearsal(found),
         good=bool(found["holds"]),
         facts=(
-            Fact(name="distinct ranks", value=f"{len(ranks):,}"),
-            Fact(name="operations in one order", value=f"{found['num_operations']:,}"),
+            Fact("distinct ranks", f"{len(ranks):,}"),
+            Fact("operations in one order", f"{found['num_operations']:,}"),
             Fact(
-                name="peak of the fullest rank",
-                value=binary_bytes(fullest["peak_bytes"]),
-                note=f"planned {binary_bytes(fullest['planned_peak_bytes'])}",
+                "peak of the fullest rank",
+                binary_bytes(fullest["peak_bytes"]),
+                f"planned {binary_bytes(fullest['planned_peak_bytes'])}",
             ),
         ),
         sections=rehearsal_sections(found),

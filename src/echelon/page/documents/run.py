@@ -89,25 +89,25 @@ def _facts(summary: RunSummary, estimate: Estimate | None, sharing: str = "") ->
             ratio = summary.step_s / estimate.step_s
             note = f"planned {estimate.step_s:.4g} s: {ratio:.2f} times"
             note += f"; {sharing}" if sharing else ""
-        yield Fact(name="step, median", value=f"{summary.step_s:.4g} s", note=note)
+        yield Fact("step, median", f"{summary.step_s:.4g} s", note)
     if summary.tokens_per_s is not None:
-        yield Fact(name="tokens/s", value=short_count(summary.tokens_per_s), note="median")
+        yield Fact("tokens/s", short_count(summary.tokens_per_s), "median")
     if summary.peak_bytes is not None:
-        yield Fact(name="most memory of a rank", value=binary_bytes(summary.peak_bytes))
+        yield Fact("most memory of a rank", binary_bytes(summary.peak_bytes))
     if summary.last_validation is not None and summary.first_validation is not None:
         yield Fact(
-            name="validation loss",
-            value=f"{summary.last_validation:.4f}",
-            note=f"first {summary.first_validation:.4f}",
+            "validation loss",
+            f"{summary.last_validation:.4f}",
+            f"first {summary.first_validation:.4f}",
         )
     if summary.bound is not None:
         share = summary.bound.share(summary.bound.seconds[summary.bound.binds])
-        yield Fact(name="bound by", value=summary.bound.binds.value, note=f"{100 * share:.1f} %")
+        yield Fact("bound by", summary.bound.binds.value, f"{100 * share:.1f} %")
     if summary.recorded:
         there, _, which = summary.recorded.partition(": ")
-        yield Fact(name="events", value=f"{there} steps", note=which)
+        yield Fact("events", f"{there} steps", which)
     if summary.starts > 1:
-        yield Fact(name="started", value=f"{summary.starts} times")
+        yield Fact("started", f"{summary.starts} times")
 
 
 def run_facts(summary: RunSummary) -> list[tuple[str, str]]:

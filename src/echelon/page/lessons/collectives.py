@@ -155,7 +155,7 @@ def message_move(one: RecordedMessage, source: str, target: str) -> Move:
     places = ", ".join(map(str, one.places))
     where = f"{does} place{'s' * (len(one.values) > 1)} {places}"
     words = f"rank {one.source} sends {numbers} to rank {one.target}, {where}"
-    return Move(source=source, target=target, words=words)
+    return Move(source, target, words)
 
 
 def totals(run: RecordedCollective) -> dict[int, int]:
@@ -275,14 +275,14 @@ def _facts(run: RecordedCollective, rounds: int) -> tuple[Fact, ...]:
     messages = sum(one.round < rounds for one in run.messages)
     return (
         Fact(
-            name="rank 0 has sent",
-            value=decimal_bytes(sent),
-            note=f"{decimal_bytes(bytes_by_formula(run.name))} in the end: {_formula(run)}",
+            "rank 0 has sent",
+            decimal_bytes(sent),
+            f"{decimal_bytes(bytes_by_formula(run.name))} in the end: {_formula(run)}",
         ),
         Fact(
-            name="messages so far",
-            value=f"{messages} of {len(run.messages)}",
-            note=f"in {run.num_rounds} round{'s' * (run.num_rounds > 1)}",
+            "messages so far",
+            f"{messages} of {len(run.messages)}",
+            f"in {run.num_rounds} round{'s' * (run.num_rounds > 1)}",
         ),
     )
 
@@ -460,14 +460,14 @@ def _algorithm_facts(algorithm: str, run: RecordedCollective, rounds: int) -> tu
     told = [member(algorithm, rank).bytes(RANKS, BYTES) for rank in range(RANKS)]
     return (
         Fact(
-            name="bytes that ranks have sent",
-            value=", ".join(map(str, sent)),
-            note=f"{', '.join(map(str, told))} in the end, by the formula",
+            "bytes that ranks have sent",
+            ", ".join(map(str, sent)),
+            f"{', '.join(map(str, told))} in the end, by the formula",
         ),
         Fact(
-            name="messages so far",
-            value=f"{sum(one.round < rounds for one in run.messages)} of {len(run.messages)}",
-            note=f"in {run.num_rounds} rounds",
+            "messages so far",
+            f"{sum(one.round < rounds for one in run.messages)} of {len(run.messages)}",
+            f"in {run.num_rounds} rounds",
         ),
     )
 

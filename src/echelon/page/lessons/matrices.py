@@ -176,24 +176,22 @@ def place(label: str, group: str, tiles: Sequence[Tile], note: str = "") -> Plac
 def weights_fact(held: int, whole: int) -> Fact:
     """Return how many weights a rank holds."""
     return Fact(
-        name="weights on a rank",
-        value=f"{held:,} of {whole:,}",
-        note=f"{decimal_bytes(held * BYTES)} in bf16",
+        "weights on a rank", f"{held:,} of {whole:,}", f"{decimal_bytes(held * BYTES)} in bf16"
     )
 
 
 def nothing_sent() -> Fact:
     """Return that a step sends nothing."""
-    return Fact(name="a rank sends", value=decimal_bytes(0), note="all it needs is there")
+    return Fact("a rank sends", decimal_bytes(0), "all it needs is there")
 
 
 def gather_fact(piece: int, degree: int, what: str) -> Fact:
     """Return what a rank sends so that all get the pieces of all, of `piece` numbers each."""
     sent = all_gather_bytes(piece * BYTES, degree)
     return Fact(
-        name="a rank sends",
-        value=decimal_bytes(sent),
-        note=f"all-gather of {what}: (N-1) x {decimal_bytes(piece * BYTES)}",
+        "a rank sends",
+        decimal_bytes(sent),
+        f"all-gather of {what}: (N-1) x {decimal_bytes(piece * BYTES)}",
     )
 
 
@@ -201,9 +199,9 @@ def sum_fact(payload: int, degree: int, what: str) -> Fact:
     """Return what a rank sends to sum `payload` numbers over all."""
     sent = all_reduce_bytes(payload * BYTES, degree)
     return Fact(
-        name="a rank sends",
-        value=decimal_bytes(sent),
-        note=f"all-reduce of {what}: 2 (N-1)/N x {decimal_bytes(payload * BYTES)}",
+        "a rank sends",
+        decimal_bytes(sent),
+        f"all-reduce of {what}: 2 (N-1)/N x {decimal_bytes(payload * BYTES)}",
     )
 
 

@@ -282,7 +282,7 @@ Figure: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fact:
     """Hold one number under the verdict: its name, the number with its unit, and what it means."""
 

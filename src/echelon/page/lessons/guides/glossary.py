@@ -60,7 +60,7 @@ def _scene(verdict: Verdict, guide: str) -> Scene:
     frame = Frame(
         caption=f"{who}: {len(found)} of {len(every)} claims {what}.",
         figures=(),
-        facts=(Fact(name="claims", value=str(len(found)), note=f"of {len(every)}"),),
+        facts=(Fact("claims", str(len(found)), f"of {len(every)}"),),
     )
     return Scene(
         frames=(frame,),
@@ -121,6 +121,6 @@ def _glossary_scene(table: GlossaryTable) -> Scene:
     frame = Frame(
         caption=f"{table.title}.{where}",
         figures=(),
-        facts=(Fact(name="rows", value=str(len(table.rows))),),
+        facts=(Fact("rows", str(len(table.rows))),),
     )
     return Scene(frames=(frame,), table=DataTable(head=table.head, rows=table.rows))

@@ -105,8 +105,8 @@ def _path_scene(path: TreePath) -> Scene:
             caption=f"The answers {answers_text(asked)} lead to: {strategy.name}.",
             figures=(tree_figure(TREE, asked),),
             facts=(
-                Fact(name="to try first", value=strategy.name, note=strategy.says()),
-                Fact(name="questions asked", value=str(len(asked))),
+                Fact("to try first", strategy.name, strategy.says()),
+                Fact("questions asked", str(len(asked))),
             ),
         )
     )
@@ -127,8 +127,8 @@ def _model_scene(situation: PlanSituation, tree: DecisionTree) -> Scene:
         caption=f"{situation.model.name} through this tree: {strategy.name}.",
         figures=(tree_figure(tree, taken, [answer.why for _, answer in steps]),),
         facts=(
-            Fact(name="to try first", value=strategy.name, note=strategy.says()),
-            Fact(name="asked by", value=tree.source, note=tree.ours),
+            Fact("to try first", strategy.name, strategy.says()),
+            Fact("asked by", tree.source, tree.ours),
         ),
     )
     rows = tuple(

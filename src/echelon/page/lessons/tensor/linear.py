@@ -125,9 +125,7 @@ def _scene(layer: ColumnLayer) -> Scene:
                 figures=(_figure(layer, (), has=("x", "w", "y")),),
                 facts=(
                     Fact(
-                        name="first number of Y0",
-                        value=str(numbers[0][0]),
-                        note=dot_text(layer.x, layer.parts[0]),
+                        "first number of Y0", str(numbers[0][0]), dot_text(layer.x, layer.parts[0])
                     ),
                     nothing_sent(),
                 ),
@@ -138,9 +136,9 @@ def _scene(layer: ColumnLayer) -> Scene:
                 figures=(_figure(layer, _compared(layer), has=("y",)),),
                 facts=(
                     Fact(
-                        name="equal to one device",
-                        value="yes" if same else "no",
-                        note=f"{numel(whole)} numbers, each complete on one rank",
+                        "equal to one device",
+                        "yes" if same else "no",
+                        f"{numel(whole)} numbers, each complete on one rank",
                     ),
                     nothing_sent(),
                 ),
@@ -217,9 +215,9 @@ def _gathered(layer: ColumnLayer) -> DiagramFigure:
         places.append(place("Y", f"rank {rank}", tiles, shape_text(beside(layer.outputs))))
     moves = tuple(
         Move(
-            source=f"y{rank}-{rank}",
-            target=f"y{rank}-{other}",
-            words=f"Y{rank} is copied from rank {rank} to rank {other}",
+            f"y{rank}-{rank}",
+            f"y{rank}-{other}",
+            f"Y{rank} is copied from rank {rank} to rank {other}",
         )
         for rank in range(n)
         for other in range(n)
@@ -318,15 +316,11 @@ def _row_scene(layer: RowLayer) -> Scene:
                 "every number (hatched), and only their sum is what one device computes.",
                 figures=(_row_figure(layer, _row_compared(layer), has=("y",)),),
                 facts=(
+                    Fact("first number of Y", str(total[0][0]), corner),
                     Fact(
-                        name="first number of Y",
-                        value=str(total[0][0]),
-                        note=corner,
-                    ),
-                    Fact(
-                        name="sum equal to one device",
-                        value="yes" if same else "no",
-                        note=f"all {numel(total)} numbers",
+                        "sum equal to one device",
+                        "yes" if same else "no",
+                        f"all {numel(total)} numbers",
                     ),
                 ),
             ),
@@ -384,9 +378,9 @@ def _summed(layer: RowLayer) -> DiagramFigure:
         places.append(place("Y", f"rank {rank}", [own], shape_text(total)))
     moves = tuple(
         Move(
-            source=f"y{rank}",
-            target=f"total{other}",
-            words=f"the part of rank {rank} is added into the sum of rank {other}",
+            f"y{rank}",
+            f"total{other}",
+            f"the part of rank {rank} is added into the sum of rank {other}",
         )
         for rank in range(n)
         for other in range(n)

@@ -99,15 +99,15 @@ def _scene(mlp: Mlp, order: str, degree: int) -> Scene:
 
 def _total(mlp: Mlp, order: str, degree: int) -> Fact:
     return Fact(
-        name="sent in the whole forward pass",
-        value=decimal_bytes(sent_in_forward(mlp, order, degree)),
-        note=f"W1 and W2 cut by {order}",
+        "sent in the whole forward pass",
+        decimal_bytes(sent_in_forward(mlp, order, degree)),
+        f"W1 and W2 cut by {order}",
     )
 
 
 def _equal(found: Matrix, mlp: Mlp) -> Fact:
     same = "yes" if found == mlp.output else "no"
-    return Fact(name="equal to one device", value=same, note=f"all {numel(mlp.output)} numbers")
+    return Fact("equal to one device", same, f"all {numel(mlp.output)} numbers")
 
 
 def _columns_then_rows(mlp: Mlp, cut: ColumnsThenRows) -> tuple[Frame, ...]:
@@ -187,11 +187,7 @@ def _megatron(mlp: Mlp, cut: ColumnsThenRows, has: str) -> DiagramFigure:
 
 def _to_all(degree: int, source: str, target: str, what: str) -> tuple[Move, ...]:
     return tuple(
-        Move(
-            source=f"{source}{rank}",
-            target=f"{target}{other}",
-            words=f"{what} rank {rank} goes to rank {other}",
-        )
+        Move(f"{source}{rank}", f"{target}{other}", f"{what} rank {rank} goes to rank {other}")
         for rank in range(degree)
         for other in range(degree)
         if other != rank
@@ -210,9 +206,9 @@ def _rows_then_columns(mlp: Mlp, cut: RowsThenColumns) -> tuple[Frame, ...]:
         return Frame(caption=caption, figures=(_other(cut, has),), facts=facts)
 
     wrong = Fact(
-        name="wrong, if each activates its own summand",
-        value=f"{cut.num_wrong} of {numel(mlp.inner)}",
-        note="max(0, a) + max(0, b) is not max(0, a + b)",
+        "wrong, if each activates its own summand",
+        f"{cut.num_wrong} of {numel(mlp.inner)}",
+        "max(0, a) + max(0, b) is not max(0, a + b)",
     )
     return (
         frame(

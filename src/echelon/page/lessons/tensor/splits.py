@@ -107,9 +107,9 @@ def _scene(cut: Cut) -> Scene:
     columns, n = cut.by == COLUMNS, cut.degree
     part, whole = cut.part, (FIRST, SECOND)
     weights = Fact(
-        name="weights on a rank",
-        value=f"{part[0] * part[1]:,}",
-        note=f"{decimal_bytes(part[0] * part[1] * BYTES)} in bf16, 1/{n} of the matrix",
+        "weights on a rank",
+        f"{part[0] * part[1]:,}",
+        f"{decimal_bytes(part[0] * part[1] * BYTES)} in bf16, 1/{n} of the matrix",
     )
     frames = (
         Frame(
@@ -118,9 +118,9 @@ def _scene(cut: Cut) -> Scene:
             figures=(DiagramFigure(kinds=kinds_of(n), places=(_input(cut), _weight(cut))),),
             facts=(
                 Fact(
-                    name="weights",
-                    value=f"{FIRST * SECOND:,}",
-                    note=f"{decimal_bytes(FIRST * SECOND * BYTES)} in bf16",
+                    "weights",
+                    f"{FIRST * SECOND:,}",
+                    f"{decimal_bytes(FIRST * SECOND * BYTES)} in bf16",
                 ),
             ),
         ),
