@@ -266,7 +266,7 @@ def _scene(run: RecordedCollective) -> Scene:
         for name in NAMES
     ]
     head = ("collective", "rounds", "messages", "a rank sends", "used for")
-    return Scene(frames=frames, table=DataTable(head=head, rows=tuple(rows), right=(1, 2, 3)))
+    return Scene(frames=frames, table=DataTable.of(head, rows))
 
 
 def _facts(run: RecordedCollective, rounds: int) -> tuple[Fact, ...]:
@@ -487,4 +487,4 @@ def _table() -> DataTable:
             )
         )
     head = ("algorithm", "rounds", "messages", "rank 0 sends", "of that to another node")
-    return DataTable(head=head, rows=tuple(rows), right=(1, 2, 3, 4))
+    return DataTable.of(head, rows)

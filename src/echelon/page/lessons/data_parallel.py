@@ -165,7 +165,7 @@ def _table(run: RecordedRun) -> DataTable:
     means = (numbers_text(run.mean(0, name), name).replace("\n", "; ") for name in NAMES)
     rows.append(("mean", "all", number_text(mean_loss(run, 0)), *means))
     head = ("rank", "samples", "loss", "gradient of W1", "gradient of W2")
-    return DataTable(head=head, rows=tuple(rows), right=(2,))
+    return DataTable.of(head, rows)
 
 
 def _figure(

@@ -132,9 +132,7 @@ def _scene(degree: int) -> Scene:
     rows = [(one.name, one.what, one.when, decimal_bytes(one.sent)) for one in found]
     return Scene(
         frames=tuple(_frame(place, one, degree) for place, one in enumerate(found)),
-        table=DataTable(
-            head=("way", "sent", "when", "a rank in a step"), rows=tuple(rows), right=(3,)
-        ),
+        table=DataTable.of(("way", "sent", "when", "a rank in a step"), rows),
     )
 
 

@@ -64,13 +64,12 @@ def _scene(plan: Plan) -> Scene:
     parts = [rank_part(plan, rank) for rank in range(plan.mesh.pp)]
     weights = [sum(spec.numel for spec in held_parameters(plan, part)) for part in parts]
     whole = num_parameters(plan.model)
-    table = DataTable(
-        head=("rank", "blocks", "weights", "share"),
-        rows=tuple(
+    table = DataTable.of(
+        ("rank", "blocks", "weights", "share"),
+        [
             (str(part.pp_rank), _blocks(part), short_count(count), f"{100 * count / whole:.2f} %")
             for part, count in zip(parts, weights, strict=True)
-        ),
-        right=(2, 3),
+        ],
     )
     return Scene(frames=(_uncut(plan), _cut(plan, parts, weights)), table=table)
 

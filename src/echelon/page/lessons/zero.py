@@ -313,11 +313,7 @@ def _sharding_scene(ranks: int) -> Scene:
     )
     return Scene(
         frames=(_copied(ranks), _sharded(ranks), _gathered(ranks), _freed(ranks)),
-        table=DataTable(
-            head=("", "a rank stores", "all ranks store", "of the model"),
-            rows=rows,
-            right=(1, 2, 3),
-        ),
+        table=DataTable.of(("", "a rank stores", "all ranks store", "of the model"), rows),
     )
 
 

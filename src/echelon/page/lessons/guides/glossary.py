@@ -64,9 +64,7 @@ def _scene(verdict: Verdict, guide: str) -> Scene:
     )
     return Scene(
         frames=(frame,),
-        table=DataTable(
-            head=("claim", "where", "it says", "what holds"), rows=tuple(map(_row, found))
-        ),
+        table=DataTable.of(("claim", "where", "it says", "what holds"), map(_row, found)),
     )
 
 
@@ -123,4 +121,4 @@ def _glossary_scene(table: GlossaryTable) -> Scene:
         figures=(),
         facts=(Fact("rows", str(len(table.rows))),),
     )
-    return Scene(frames=(frame,), table=DataTable(head=table.head, rows=table.rows))
+    return Scene(frames=(frame,), table=DataTable.of(table.head, table.rows))

@@ -105,7 +105,7 @@ def _scene(weights: int, ranks: int) -> Scene:
     )
     rows = tuple((name, str(size), decimal_bytes(size * weights)) for name, size, _ in _PARTS)
     head = ("", "bytes each", "together")
-    return Scene(frames=(frame,), table=DataTable(head=head, rows=rows, right=(1, 2)))
+    return Scene(frames=(frame,), table=DataTable.of(head, rows))
 
 
 def _part(weights: int, name: str, size: int, why: str) -> Fold:

@@ -111,7 +111,7 @@ def _path_scene(path: TreePath) -> Scene:
         )
     )
     rows = tuple((questions[name], "yes" if yes else "no") for name, yes in asked)
-    return Scene(frames=tuple(frames), table=DataTable(head=("question", "answer"), rows=rows))
+    return Scene(frames=tuple(frames), table=DataTable.of(("question", "answer"), rows))
 
 
 def _situation(model: str, cluster: str) -> PlanSituation:
@@ -135,7 +135,7 @@ def _model_scene(situation: PlanSituation, tree: DecisionTree) -> Scene:
         (node.question.text, "yes" if answer.yes else "no", answer.why) for node, answer in steps
     )
     head = ("question", "answer", "why")
-    return Scene(frames=(frame,), table=DataTable(head=head, rows=rows))
+    return Scene(frames=(frame,), table=DataTable.of(head, rows))
 
 
 @dataclass(frozen=True, slots=True)

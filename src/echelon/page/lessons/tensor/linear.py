@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import permutations
 
 from echelon.core.parameters import ParameterSpec
 from echelon.page.lessons.corrections import corrections
@@ -219,9 +220,7 @@ def _gathered(layer: ColumnLayer) -> DiagramFigure:
             f"y{rank}-{other}",
             f"Y{rank} is copied from rank {rank} to rank {other}",
         )
-        for rank in range(n)
-        for other in range(n)
-        if other != rank
+        for rank, other in permutations(range(n), 2)
     )
     return DiagramFigure(kinds=kinds_of(n), places=tuple(places), moves=moves)
 
@@ -382,8 +381,6 @@ def _summed(layer: RowLayer) -> DiagramFigure:
             f"total{other}",
             f"the part of rank {rank} is added into the sum of rank {other}",
         )
-        for rank in range(n)
-        for other in range(n)
-        if other != rank
+        for rank, other in permutations(range(n), 2)
     )
     return DiagramFigure(kinds=kinds_of(n), places=tuple(places), moves=moves)

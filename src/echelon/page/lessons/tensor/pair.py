@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.terms import all_gather_bytes, all_reduce_bytes
 from echelon.page.lessons.corrections import corrections
@@ -91,9 +93,7 @@ def _scene(mlp: Mlp, order: str, degree: int) -> Scene:
             (OTHER, "all-reduce of the inner width, all-gather of the output"),
         )
     ]
-    table = DataTable(
-        head=("W1, W2 cut by", "sent forward", "a rank sends"), rows=tuple(rows), right=(2,)
-    )
+    table = DataTable.of(("W1, W2 cut by", "sent forward", "a rank sends"), rows)
     return Scene(frames=made, table=table)
 
 
@@ -188,9 +188,7 @@ def _megatron(mlp: Mlp, cut: ColumnsThenRows, has: str) -> DiagramFigure:
 def _to_all(degree: int, source: str, target: str, what: str) -> tuple[Move, ...]:
     return tuple(
         Move(f"{source}{rank}", f"{target}{other}", f"{what} rank {rank} goes to rank {other}")
-        for rank in range(degree)
-        for other in range(degree)
-        if other != rank
+        for rank, other in permutations(range(degree), 2)
     )
 
 

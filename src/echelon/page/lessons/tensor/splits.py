@@ -174,7 +174,7 @@ def _table(degree: int) -> DataTable:
         for found in (cut_of(by, degree),)
     ]
     head = ("cut by", "A on a rank", "X on a rank", "a rank computes", "collective", "it sends")
-    return DataTable(head=head, rows=tuple(rows), right=(5,))
+    return DataTable.of(head, rows)
 
 
 def _input(cut: Cut) -> Place:

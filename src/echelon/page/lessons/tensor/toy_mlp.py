@@ -136,7 +136,7 @@ def _table(mlp: Mlp, specs: tuple[ParameterSpec, ...]) -> DataTable:
         ("all-reduces, forward", "0", "1"),
         ("a rank sends, forward", decimal_bytes(0), sent),
     )
-    return DataTable(head=("", "one rank", f"each of {DEGREE}"), rows=rows, right=(1, 2))
+    return DataTable.of(("", "one rank", f"each of {DEGREE}"), rows)
 
 
 def _both(specs: tuple[ParameterSpec, ...]) -> tuple[str, str]:
