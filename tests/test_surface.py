@@ -53,8 +53,8 @@ import echelon as ec
 from echelon.api.calibrating.machine import MachineCalibration
 from echelon.api.calibrating.merge import MergedCalibration
 from echelon.api.calibrating.run import RunCalibration
-from echelon.api.converting import ExportedRun
-from echelon.api.converting import ImportedRun
+from echelon.interop.export import ExportedRun
+from echelon.interop.importer import ImportedRun
 from echelon.api.exporting import ExportedWeights
 from echelon.config.files.times_file import TimesFile
 from echelon.parallel.threads.module import ThreadedModule

@@ -148,11 +148,7 @@ def prove_module(
     optional_package("torch", extra="train", purpose="proving a module")
     from echelon.api.module_subject import OPENER
 
-    given = {
-        "opener": OPENER,
-        "plan": plan_from_given(plan).to_json(),
-        "num_steps": num_steps,
-    }
+    given = {"opener": OPENER, "plan": plan_from_given(plan).to_json(), "num_steps": num_steps}
     return verify_here(Path(factory), given=given)
 
 

@@ -31,8 +31,8 @@ from echelon.cli.output import (
     stdout_refuses,
 )
 from echelon.core.errors import ConfigError, EchelonError, Problem
+from echelon.core.messages.names import SYNONYMS
 from echelon.core.messages.notes import NOTES
-from echelon.core.messages.synonyms import SYNONYMS
 from echelon.core.rulebook import config as command_line
 from echelon.core.rules import did_you_mean
 from echelon.core.version import __version__

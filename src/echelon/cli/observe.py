@@ -34,8 +34,7 @@ from echelon.core.rules import did_you_mean
 from echelon.core.units import binary_bytes
 from echelon.page.documents.run import listed, milliseconds, run_facts, run_page, steps_text
 from echelon.planner.view.text_layout import fit_page, table
-from echelon.schedule.draw import draw_timeline
-from echelon.schedule.svg import panels_svg
+from echelon.schedule.draw import draw_timeline, panels_svg
 from echelon.telemetry.bubble import Bubble, IdleCause
 from echelon.telemetry.live import ASCII, UNICODE, RunFollower
 from echelon.telemetry.routing import ExpertHotspots, RecordedLoad

@@ -44,8 +44,7 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook import planner as rules
 from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN
 from echelon.core.rules import Rule
-from echelon.cost.peak.pipeline import with_few_microbatches
-from echelon.cost.peak.rank_peak import PeakWalk
+from echelon.cost.peak.rank_peak import PeakWalk, with_few_microbatches
 from echelon.layout.islands import inner_plan, islands_of
 from echelon.layout.muon import muon_exchange
 from echelon.layout.stage import expert_index_of, pp_rank_of
@@ -62,12 +61,7 @@ from echelon.rehearsal.order import (
     RankClass,
     prove_order,
 )
-from echelon.rehearsal.rank import (
-    RankRehearsal,
-    planned_bytes,
-    rehearse_ranks,
-    with_short_rounds,
-)
+from echelon.rehearsal.rank import RankRehearsal, planned_bytes, rehearse_ranks, with_short_rounds
 from echelon.rehearsal.roofline import Roofline, roofline_of_plan
 from echelon.rehearsal.traces import TraceFolder
 

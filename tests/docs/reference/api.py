@@ -63,7 +63,7 @@ RECORDS = {
             "echelon.telemetry.schedule_report.TimelineReport",
         ),
         "echelon.telemetry.routing.ExpertHotspots",
-        *("echelon.api.converting.ImportedRun", "echelon.api.converting.ExportedRun"),
+        *("echelon.interop.importer.ImportedRun", "echelon.interop.export.ExportedRun"),
         "echelon.api.exporting.ExportedWeights",
         "echelon.api.calibrating.machine.MachineCalibration",
         *(

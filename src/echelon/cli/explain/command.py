@@ -45,8 +45,8 @@ from echelon.cli.output import page_columns, print_result
 from echelon.config.schema import SETTINGS
 from echelon.core.choices.strategies import STRATEGY_NAMES
 from echelon.core.errors import ConfigError
+from echelon.core.messages.names import SYNONYMS
 from echelon.core.messages.removed_settings import REMOVED_SETTINGS
-from echelon.core.messages.synonyms import SYNONYMS
 from echelon.core.rulebook import all_rules, areas
 from echelon.core.rulebook.config import REMOVED_SETTING, UNKNOWN_RULE
 from echelon.core.rules import did_you_mean

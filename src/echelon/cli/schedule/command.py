@@ -30,10 +30,9 @@ from echelon.schedule.action import Schedule
 from echelon.schedule.build import SCHEDULES
 from echelon.schedule.check import ScheduleReport
 from echelon.schedule.deadlock import draw_deadlock, find_deadlock
-from echelon.schedule.draw import KEY, draw_timeline
+from echelon.schedule.draw import KEY, draw_timeline, timeline_svg
 from echelon.schedule.files import ScheduleFile, read_schedule_file, schedule_csv
 from echelon.schedule.simulate import Simulation, simulate
-from echelon.schedule.svg import timeline_svg
 
 NOT_PROVEN = 1  # exit code
 

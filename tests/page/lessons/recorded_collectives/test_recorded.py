@@ -13,11 +13,7 @@ from echelon.page.lessons.collectives import (
     bytes_by_formula,
     recorded_collective,
 )
-from echelon.parallel.transport.algorithms.steps import (
-    gather_steps_of,
-    scatter_steps_of,
-    steps_of,
-)
+from echelon.parallel.transport.algorithms import gather_steps_of, scatter_steps_of, steps_of
 
 MAKERS = {
     "all-reduce": steps_of,
