@@ -1,18 +1,21 @@
 """The house rules that no linter knows: sizes, names, what an import loads, what has a test."""
 
 from __future__ import annotations
+
 import ast
-import grimp
 import os
-import pytest
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from echelon.core.rulebook import all_rules
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeGuard
+
+import grimp
+import pytest
+
+from echelon.core.rulebook import all_rules
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 600

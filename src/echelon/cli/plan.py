@@ -376,7 +376,7 @@ def plan_on_what_exists(question: SearchQuestion) -> int:
     It is 1 where no cluster has a plan.
     """
     from echelon.launch.gpus import own_cluster
-    from echelon.planner.answer.sizes import sizes_json, sizes_text
+    from echelon.planner.answer.answer import sizes_json, sizes_text
     from echelon.planner.recommend.recommend import NO_SIZE, four_sizes
 
     own = own_cluster()
