@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from web.formulas.inputs import machine_numbers, model_shape
-
 from echelon.core.cluster import Link
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import RecomputePolicy
@@ -29,6 +27,7 @@ from echelon.planner.predict.split_memory import (
     guide_constants,
     layout_of_split,
 )
+from web.formulas.inputs import machine_numbers, model_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
