@@ -5,5 +5,4 @@ times_file.py   measured times of a model's units
 measurements.py measurements of a machine that are not all made yet
 show.py         a job's settings as text: shown, and kept with a run
 new_file.py     what `echelon config new` writes
-program.py      the files of a user's program
 """

@@ -75,8 +75,7 @@ def expand_model(entries: Mapping[str, Entry]) -> tuple[dict[str, Entry], list[P
         name = preset.name
         below = {k: e for k, e in preset_entries(preset).items() if k.startswith("model.")}
     else:
-        from echelon.config.model.hugging_face import read_hf_config
-        from echelon.config.model.unknown import ASSUMED_KEY, still_assumed
+        from echelon.config.model.hugging_face import ASSUMED_KEY, read_hf_config, still_assumed
 
         path = View(entries=entries).path("model.hf_config")
         below, problems = read_hf_config(path, named.source)

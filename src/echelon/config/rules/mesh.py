@@ -11,11 +11,6 @@ from math import gcd, log2, prod
 
 from echelon.config.automatic import MODULE_BUCKET_BYTES
 from echelon.config.cluster.settings import cluster_of, smallest_cluster
-from echelon.config.derived.collectives import (
-    ALGORITHM_KEY,
-    groups_of_algorithm,
-    summing_groups,
-)
 from echelon.config.derived.context import (
     CP_KEY,
     LENGTH_KEY,
@@ -33,7 +28,12 @@ from echelon.config.derived.experts import (
     shared_width,
     tokens_of_microbatch,
 )
-from echelon.config.derived.replicas import COUNT_KEY
+from echelon.config.derived.replicas import (
+    ALGORITHM_KEY,
+    COUNT_KEY,
+    groups_of_algorithm,
+    summing_groups,
+)
 from echelon.config.rules.violations import (
     RuleViolation,
     Trial,

@@ -28,8 +28,8 @@ from typing import TypeAlias
 import numpy as np
 
 from echelon.cost.bytes.terms import WIDE_BYTES
-from echelon.cost.inputs.cost_inputs import CostInputs
-from echelon.cost.inputs.group_links import (
+from echelon.cost.inputs.cost_inputs import (
+    CostInputs,
     group_link_numbers,
     library_group_links,
     pairwise_group_links,

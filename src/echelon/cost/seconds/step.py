@@ -20,8 +20,7 @@ from echelon.cost.bytes.model_sizes import (
     embedding_weights,
     head_weights,
 )
-from echelon.cost.inputs.cost_inputs import CostInputs, Terms
-from echelon.cost.inputs.group_links import group_link_numbers
+from echelon.cost.inputs.cost_inputs import CostInputs, Terms, group_link_numbers
 from echelon.cost.inputs.numbers import Num, ceil_div
 from echelon.cost.inputs.pipeline import bubble_seconds, crosses_itself, has_both_ends
 from echelon.cost.seconds.block import BlockSeconds, EndSeconds, block_seconds, end_seconds
