@@ -30,13 +30,7 @@ from echelon.core.rulebook.run import (
 )
 from echelon.core.rules import nearest_divisors
 
-GENERATION_KEYS = (
-    "mesh.tp",
-    "mesh.pp",
-    "mesh.dp_replicate",
-    "mesh.ep",
-    "experts.expert_tp",
-)
+GENERATION_KEYS = ("mesh.tp", "mesh.pp", "mesh.dp_replicate", "mesh.ep", "experts.expert_tp")
 """The settings that generation has."""
 
 

@@ -46,13 +46,7 @@ NEEDED_BY_KIND: Mapping[RopeKind, tuple[str, ...]] = {
 """Fields of a stretch of rotary frequencies that its formula cannot do without."""
 READ_BY_KIND: Mapping[RopeKind, tuple[str, ...]] = {
     **NEEDED_BY_KIND,
-    "yarn": (
-        "original_positions",
-        "slow_turns",
-        "fast_turns",
-        "whole_dims",
-        "attention_factor",
-    ),
+    "yarn": ("original_positions", "slow_turns", "fast_turns", "whole_dims", "attention_factor"),
     "longrope": (*NEEDED_BY_KIND["longrope"], "attention_factor"),
 }
 """Those that it reads, beside the factor."""

@@ -150,10 +150,7 @@ def expert_exchange(work: CostInputs, computing: Sequence[Num]) -> ExchangeSecon
         forward = _shown_in_chunks(each, computing[0], layout.chunks)
         backward = _shown_in_chunks(each, computing[1], layout.chunks)
     return ExchangeSeconds(
-        forward=both,
-        backward=both,
-        shown_forward=shown * forward,
-        shown_backward=shown * backward,
+        forward=both, backward=both, shown_forward=shown * forward, shown_backward=shown * backward
     )
 
 

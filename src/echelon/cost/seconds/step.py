@@ -196,10 +196,7 @@ def _stage_three(
     layout, software, m = work.layout, work.software, work.layout.microbatches
     waits: Num = 0.0
     last: Num = 0.0
-    for count, seconds, mixture in (
-        (plain, blocks.dense, False),
-        (mixtures, blocks.experts, True),
-    ):
+    for count, seconds, mixture in ((plain, blocks.dense, False), (mixtures, blocks.experts, True)):
         weights = block_weights(work.model, layout, mixture=mixture)
         gather, scatter = (software.pace * one for one in unit_gather_seconds(work, *weights))
         forward = seconds.forward.total
