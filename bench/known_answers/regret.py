@@ -12,7 +12,7 @@ from statistics import median
 from bench.known_answers.answers import Answer
 from echelon.core.errors import ConfigError
 from echelon.cost.fit.runs import plan_label
-from echelon.cost.seconds.flops import attended_positions, attention_width
+from echelon.cost.seconds.kernels import attended_positions, attention_width
 from echelon.planner.recommend.recommend import Recommendation, recommend
 from echelon.planner.search.ranked import RankedPlan
 from echelon.planner.search.search import search

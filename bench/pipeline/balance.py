@@ -16,7 +16,7 @@ from bench.pipeline.plans import our_case, pipeline_plan
 from bench.pipeline.report import BASELINE, Gain, gain_of, simulation_table
 from bench.pipeline.simulation import enter_schedule, recorded_case, schedules_of
 from bench.pipeline.spec import NUM_RANKS, PipelineVariant
-from echelon.config.files.times_file import unit_times
+from echelon.config.files.measurements import unit_times
 from echelon.core.plan import Plan
 from echelon.cost.seconds.stages import balance
 from echelon.cost.seconds.unit_times import UnitTimes, stage_durations

@@ -17,7 +17,7 @@ from echelon.api.calibrating.run import RunCalibration, calibrate_model, calibra
 from echelon.cli.flags import Json, Settings
 from echelon.cli.output import WIDEST, page_columns, print_result
 from echelon.cli.stderr import note, working
-from echelon.config.files.times_file import TimesFile
+from echelon.config.files.measurements import TimesFile
 from echelon.config.reading import is_folder
 from echelon.config.setting_layers import preset_meant
 from echelon.core.cluster import Cluster, Device, Efficiency, Link

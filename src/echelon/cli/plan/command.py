@@ -146,7 +146,7 @@ def plan(
 def _show(run: str, settings: tuple[str, ...], *, json: bool, columns: int) -> bool:
     """Print what a run holds and sends, and return whether it fits."""
     from echelon.config.automatic import search_note_of_job
-    from echelon.config.files.times_file import unit_times_from_job
+    from echelon.config.files.measurements import unit_times_from_job
     from echelon.config.job import assumed_of_job
     from echelon.config.load import load_job
     from echelon.core.messages.plurals import in_singular
@@ -186,7 +186,7 @@ def _explain(run: str, settings: tuple[str, ...], *, columns: int) -> None:
 
 def _write_report(run: str, settings: tuple[str, ...], files: WrittenFiles) -> None:
     """Write the page of a run's plan, or its figures."""
-    from echelon.config.files.times_file import unit_times_from_job
+    from echelon.config.files.measurements import unit_times_from_job
     from echelon.config.load import load_job
     from echelon.page.documents.plan import plan_page
 

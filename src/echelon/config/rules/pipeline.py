@@ -28,7 +28,7 @@ from echelon.config.derived.pipeline import (
     read_once,
     stages_per_rank,
 )
-from echelon.config.files.times_file import CPU, FITTED, TimesFile, read_times, uses_times
+from echelon.config.files.measurements import CPU, FITTED, TimesFile, read_times, uses_times
 from echelon.config.rules.violations import (
     RuleViolation,
     SettingChanges,

@@ -300,7 +300,7 @@ def write_kinds(shape: ModelShape) -> Keys:
 OWN_TYPE, OWN_TABLE = "echelon", "model"
 """The model_type of a config.json in Echelon's own settings, and the table that holds them."""
 PLAIN_ROPE, DYNAMIC_ROPE = "default", "dynamic"
-"""Kinds of rotary positions without a stretch; "dynamic" has one beyond the positions of a model."""
+"""Kinds of rotary positions without a stretch, up to the positions of the model."""
 
 
 def is_stretch(kind: object) -> TypeGuard[RopeKind]:
