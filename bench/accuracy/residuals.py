@@ -269,10 +269,7 @@ def module_text(rows: Sequence[LeftOut]) -> str:
     lines = ["STEP: Mapping[str, Mapping[str, Mapping[str, float]]] = {\n"]
     for kind, group in kinds.items():
         lines.append(f'    "{kind}": {{\n')
-        for name, each in deviations(group).items():
-            lines.append(f'        "{name}": {{\n')
-            lines += [f'            "{device}": {off},\n' for device, off in each.items()]
-            lines.append("        },\n")
+        lines += [f'        "{n}": {_text(each)},\n' for n, each in deviations(group).items()]
         lines.append("    },\n")
     lines.append("}\n")
     lines.append("LEFT_OUT: Mapping[str, Mapping[str, float]] = {\n")

@@ -90,11 +90,10 @@ if TYPE_CHECKING:
     from echelon.api.observing import observe, observe_experts, observe_schedule
     from echelon.api.parallelizing import parallelize, threaded
     from echelon.api.planning import bisect, plan, prove
-    from echelon.api.rehearsing import rehearse
     from echelon.api.reporting import explore, report
     from echelon.api.strategies import DistributionStrategy, strategy
     from echelon.api.training import TrainResult, train
-    from echelon.api.verifying import prove_module, verify
+    from echelon.api.verifying import prove_module, rehearse, verify
     from echelon.core.errors import (
         CheckpointError,
         ConfigError,
@@ -108,8 +107,7 @@ if TYPE_CHECKING:
     )
     from echelon.core.plan import Plan
     from echelon.core.version import __version__
-    from echelon.planner.answer.answer import PlanAnswer
-    from echelon.planner.answer.sizes import SizesAnswer
+    from echelon.planner.answer.answer import PlanAnswer, SizesAnswer
     from echelon.proof.verify.case import Fused, Logical, OneDevice, OnRank, VerifyCase
 else:
     # A type checker reads the imports above; with this function it would take any name for right.
@@ -134,7 +132,7 @@ else:
         "PlanAnswer": "echelon.planner.answer.answer",
         "ProofFailed": _ERRORS,
         "RunFailed": _ERRORS,
-        "SizesAnswer": "echelon.planner.answer.sizes",
+        "SizesAnswer": "echelon.planner.answer.answer",
         "TrainResult": "echelon.api.training",
         "VerifyCase": _CASE,
         "__version__": "echelon.core.version",
@@ -157,7 +155,7 @@ else:
         "prove": "echelon.api.planning",
         "prove_module": "echelon.api.verifying",
         "bisect": "echelon.api.planning",
-        "rehearse": "echelon.api.rehearsing",
+        "rehearse": "echelon.api.verifying",
         "report": "echelon.api.reporting",
         "strategy": "echelon.api.strategies",
         "threaded": "echelon.api.parallelizing",

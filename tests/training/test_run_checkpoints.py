@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
-from echelon.training.local_sgd.checkpoint import held_in, positions_told
+import pytest
+
+from echelon.training.checkpoint.index import INDEX_FILE
+from echelon.training.local_sgd import checkpoint
+from echelon.training.local_sgd.checkpoint import ElasticIslandCheckpoint, IslandCheckpoint
 
 
-def test_an_island_that_is_not_in_a_checkpoint_reads_what_all_agree_on() -> None:
+def test_an_island_that_is_not_in_a_checkpoint_reads_what_all_agree_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: Any = SimpleNamespace(islands=SimpleNamespace(index=1, size=2))
+    scope = IslandCheckpoint(groups, dict, lambda: None)
     state: Any = {"parameters": {}, "outer.momentum": {}, "island-1.parameters": {}}
-    without = cast(Any, SimpleNamespace(tensors={"parameters": {}, "island-0.parameters": {}}))
-    assert set(held_in(state, without)) == {"parameters", "outer.momentum"}
-    whole = cast(Any, SimpleNamespace(tensors={**without.tensors, "island-1.parameters": {}}))
-    assert held_in(state, whole) == state
+    assert scope.within(state, tmp_path) is state
+    (tmp_path / INDEX_FILE).touch()
+    kinds = {"parameters", "island-0.parameters"}
+    monkeypatch.setattr(checkpoint, "read_index", lambda _: SimpleNamespace(tensors=kinds))
+    assert set(scope.within(state, tmp_path)) == {"parameters", "outer.momentum"}
+    kinds.add("island-1.parameters")
+    assert scope.within(state, tmp_path) == state
 
 
 def test_positions_are_those_of_islands_that_write() -> None:
     groups: Any = SimpleNamespace(islands=SimpleNamespace(index=2, size=3))
     exchange: Any = SimpleNamespace(gather_objects=lambda value: [(0, {"a": 1}), value])
-    told = positions_told({"a": 5}, groups, exchange)
+    scope = ElasticIslandCheckpoint(groups, dict, lambda: None, lambda _: (0, exchange))
+    told = scope.position({"a": 5}, scope.exchange(0))
     assert told == {"islands": [{"a": 1}, None, {"a": 5}]}

@@ -11,13 +11,11 @@ subject.py           the engine as the thing under proof
 recorders.py         routes of a step, and what passes between blocks
 run_checkpoints.py   the checkpoints of one run
 diagnosis.py         where a NaN came from
-generate.py          text from a trained model, on one device and without a cache
 inference.py         the ranks that generate: their part of a checkpoint
 weights/             first weights from files of other tools, and files for them
 servers/             engines of parameter servers and their workers
 engine.py            one optimizer step on one rank: what is proven, and what trains
 module/              the optimizer and state of a module that is split
-experts/             the balance of experts, a part of each step
 local_sgd/           outer steps of islands, a part of each step
 steps/               the seams of a step, where modes join it
 optimizer/           AdamW, SGD and Muon on slices

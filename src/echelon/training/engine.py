@@ -9,7 +9,7 @@ every rank before backward starts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, ClassVar
 
@@ -20,7 +20,7 @@ from echelon.core.axis import Axis
 from echelon.core.choices.registry import load_reference
 from echelon.core.choices.step_parts import STEP_PARTS
 from echelon.core.plan import Plan
-from echelon.models.batch import TokenBatch
+from echelon.models.batch import TokenBatch, start_copy
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.apply import apply_plan
 from echelon.parallel.completion.completion import Completion
@@ -38,15 +38,12 @@ from echelon.parallel.storage.weights import (
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder
 from echelon.schedule.action import Schedule
-from echelon.schedule.forward import forward_only
-from echelon.schedule.from_plan import schedule_from_plan
+from echelon.schedule.from_plan import forward_only, schedule_from_plan
 from echelon.training.checkpoint.index import PARAMETERS
 from echelon.training.optimizer import MASTER, SliceOptimizer, sum_of_squares
 from echelon.training.optimizer.step import learning_rate
-from echelon.training.steps.agreement import TOLD_BY_ALL, ToldByRank, agree, sum_of
 from echelon.training.steps.loss_scale import LossScale
-from echelon.training.steps.part import NamedShards, ShardsByKind, StepPlace, StepResult
-from echelon.training.steps.parts import step_parts
+from echelon.training.steps.part import NamedShards, ShardsByKind, StepPlace, StepResult, step_parts
 
 
 class TrainEngine:
@@ -165,7 +162,6 @@ class TrainEngine:
         scale = loss_scale / max(1, tokens)
         model.store.start_step()
         model.reduction.start_step()
-        self.parts.start_step(loss_scale)
         losses = self._run(batches, scale)
         model.reduction.finish()
         model.gathering.end_pass()
@@ -180,9 +176,14 @@ class TrainEngine:
             self._counts,
             run_elements=self._pieces.norm_elements,
         )
-        told = ToldByRank(loss=sum_of(losses) / loss_scale, norm_squared=norm_squared)
-        told = replace(told, stop_requested=stop_requested, used_bytes=used_bytes)
-        rows = agree(replace(told, by_parts=told_by_parts), self.groups, self.device)
+        told = ToldByRank(
+            loss=sum_of(losses) / loss_scale,
+            norm_squared=norm_squared,
+            stop_requested=stop_requested,
+            used_bytes=used_bytes,
+            by_parts=told_by_parts,
+        )
+        rows = agree(told, self.groups, self.device)
         self.groups.recorder.settle()
         # The device has nothing left to do, so this is read at once.
         values = torch.stack(list(losses.values())).tolist() if losses else []
@@ -218,7 +219,7 @@ class TrainEngine:
 
     def _run(self, batches: Sequence[TokenBatch], scale: float) -> Mapping[int, torch.Tensor]:
         """Run forward and backward of all microbatches; return losses by microbatch."""
-        with self.parts.running():
+        with self.parts.running(self.loss_scale.value):
             return self.model.executor.run(self.schedule, batches, scale)
 
     def _update(self, report: StepResult, step: int) -> None:
@@ -228,9 +229,14 @@ class TrainEngine:
             factor = 1.0 / report.loss_scale
             if clip is not None and report.grad_norm > clip:
                 factor *= clip / report.grad_norm
-            self.parts.before_update(step)
+            held_back = self.parts.held_back(step)
+
+            def updated(bucket: Bucket) -> None:
+                if bucket.name not in held_back:
+                    self._changed(bucket)
+
             with self.groups.recorder.span("update", "optimizer"):
-                self.optimizer.update(report.learning_rate, factor, self._updated)
+                self.optimizer.update(report.learning_rate, factor, updated)
                 self.model.gathering.end_update()
             self.num_updates += 1
         changed = self.parts.after_update(step, skipped=report.skipped)
@@ -238,11 +244,6 @@ class TrainEngine:
             self._changed(bucket)
         if changed or not report.skipped:
             self.model.gathering.codes.refresh()
-
-    def _updated(self, bucket: Bucket) -> None:
-        """Learn that a slice is updated, which some part may read or change before it is sent."""
-        if not self.parts.holds_back(bucket):
-            self._changed(bucket)
 
     def _changed(self, bucket: Bucket) -> None:
         """Learn that a slice of parameters has its new values."""
@@ -317,9 +318,7 @@ class TrainEngine:
     def checkpoint_state(self) -> ShardsByKind:
         """Return the tensors of a rank that the next step depends on, as views, by kind."""
         kinds = {f"optimizer.{kind}": shards for kind, shards in self.state().items()}
-        return self.parts.checkpoint_state(
-            {PARAMETERS: self.masters(), **kinds, **self.parts.tensors()}
-        )
+        return self.parts.scope.state({PARAMETERS: self.masters(), **kinds, **self.parts.tensors()})
 
     def shared_state(self) -> NamedShards:
         """Return what ranks that hold the same must agree on, by what an error calls it."""
@@ -349,13 +348,6 @@ class TrainEngine:
                 self.model.gathering.updated(bucket)
         self.model.gathering.end_update()
         self.model.gathering.codes.refresh()
-
-    def come_in(self) -> int | None:
-        """Come into a run that goes on; return the steps that are done, None if it is over."""
-        done = self.parts.come_in()
-        if done is not None:
-            self.refresh(slices=True)
-        return done
 
     def finish(self) -> None:
         """Return when all that was sent has come: a run is over."""
@@ -389,3 +381,58 @@ def make_engine(plan: Plan, recorder: Recorder, *args: Any, **named: Any) -> Tra
         if record.engine:
             kind = load_reference(record.engine)(plan, recorder.rank) or kind
     return kind(plan, recorder, *args, **named)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToldByRank:
+    """Hold what a rank tells the others of a step."""
+
+    loss: torch.Tensor | float
+    """Its part of the loss."""
+    norm_squared: torch.Tensor | float
+    """The sum of the squares of gradients that count on it."""
+    stop_requested: bool = False
+    """Whether it was asked to stop."""
+    used_bytes: int = 0
+    """Memory that it uses."""
+    by_parts: Sequence[float] = ()
+    """Numbers that step parts tell."""
+
+
+TOLD_BY_ALL = 5
+"""Numbers of a row before those of step parts."""
+
+
+def agree(told: ToldByRank, groups: RankGroups, device: torch.device) -> torch.Tensor:
+    """Return a row of each rank [ranks, 5 + by_parts]: loss, squares, stop, seconds waited, bytes.
+
+    Losses are summed over everything but the tensor ranks (they hold the same loss), squares over
+    one replica: whole gradients on one data rank, slices on those of one replica. A copy adds
+    nothing, unless it alone is not finite: no rank may update then.
+    """
+    known = torch.tensor(
+        [
+            float(told.stop_requested),
+            groups.recorder.waited_s,
+            float(told.used_bytes),
+            *told.by_parts,
+        ],
+        dtype=torch.float64,
+    )
+    loss = told.loss if groups.tensor.index == 0 else 0.0
+    sums = torch.stack([_float64(one, device) for one in (loss, told.norm_squared)])
+    rows = groups.world.gather_rows(torch.cat([sums, start_copy(known, device)]), name="step")
+    with groups.recorder.reading("the sums of all ranks"):
+        return rows.cpu()
+
+
+def sum_of(losses: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """Return the sum of the losses of microbatches on the device; 0 on ranks that have none."""
+    return torch.stack(list(losses.values())).sum().double() if losses else torch.zeros(())
+
+
+def _float64(value: torch.Tensor | float, device: torch.device) -> torch.Tensor:
+    """Return a number on the device without waiting for it."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(device, torch.float64)
+    return torch.full((), value, dtype=torch.float64, device=device)

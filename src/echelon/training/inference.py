@@ -36,7 +36,7 @@ from echelon.parallel.transport.recorder import Recorder, clock_of
 from echelon.training.checkpoint.identity import RunIdentity
 from echelon.training.checkpoint.index import PARAMETERS
 from echelon.training.checkpoint.load import load_checkpoint
-from echelon.training.experts.balance import ROUTER_BIAS, whole_shards
+from echelon.training.steps.expert_balance import ROUTER_BIAS, whole_shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -118,7 +118,7 @@ class TrainLoop:
         job, start = self.job, self._start()
         if start is None:
             return None
-        step, stopped, loss, parts = start, False, None, self.engine.parts
+        step, stopped, loss, absences, parts = start, False, None, (), self.engine.parts
         first = last = self.validate(start) if job.train.validate_every != "never" else None
         num_validations = 0 if first is None else 1
         self.context.progress.answer_stop()
@@ -144,7 +144,7 @@ class TrainLoop:
                 self.observer.noted(step, text)
             if stopped or step == job.train.steps:
                 loss = parts.mean_loss(result.loss, result.tokens)
-                parts.end()
+                absences = tuple(parts.end(step))
         return TrainSummary(
             steps=step,
             stopped=stopped and step < job.train.steps,
@@ -153,7 +153,7 @@ class TrainLoop:
             last_validation=last,
             num_validations=num_validations,
             checkpoint=None if self.saved is None else str(self.saved),
-            absences=tuple(parts.absences(step)),
+            absences=absences,
         )
 
     def _start(self) -> int | None:
@@ -162,9 +162,11 @@ class TrainLoop:
         None on a rank that comes late, when the run is over.
         """
         engine, train = self.engine, self.job.train
-        engine.parts.connect(self.context, train.step_timeout_s, train.steps)
-        if engine.parts.comes_late:
-            done = engine.come_in()
+        come_in = engine.parts.connect(self.context, train.step_timeout_s, train.steps)
+        if come_in is not None:
+            done = come_in()
+            if done is not None:
+                engine.refresh(slices=True)
             self.observer.speaks(False)
             return done
         step = self._begin()
@@ -184,10 +186,14 @@ class TrainLoop:
         if self.task.resume is None and weights != "none":
             shape = base_shape(self.engine.plan.model)
             found = run_on_all_ranks(self.exchange, lambda: find_weights(Path(weights), shape))[0]
-            # What a file may lack of the parts begins as the seed says.
-            more = self.engine.parts.weights().items()
-            there = {name: shards for name, shards in more if name in found.sources}
-            load_weights(found, {**self._held(found), **there}, self.exchange)
+            # Tensors of parts that the file lacks begin as the seed says.
+            of_parts = {
+                name: shards
+                for by_name in self.engine.parts.tensors().values()
+                for name, shards in by_name.items()
+                if name in found.sources
+            }
+            load_weights(found, {**of_parts, **self._held(found)}, self.exchange)
             self.engine.refresh()
             if self.job.train.weights_optimizer:
                 step = require_optimizer(found, self.job)

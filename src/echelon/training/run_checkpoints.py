@@ -45,9 +45,9 @@ class RunCheckpoints:
 
         A rank that is not in it has what all ranks agreed on, and an optimizer that begins anew.
         """
-        engine = self._engine
+        engine, scope = self._engine, self._engine.parts.scope
         every = engine.checkpoint_state()
-        wanted = engine.parts.within(every, path)
+        wanted = scope.within(every, path)
         loaded = load_checkpoint(
             path,
             wanted=wanted,
@@ -59,9 +59,9 @@ class RunCheckpoints:
         data = self._job.data
         if other := list(data_problems(loaded.state, self._data_hash, data, where=str(path))):
             raise CheckpointError(other)
-        position = engine.parts.position_of(loaded.state.get("engine", {}))
+        position = scope.position_of(loaded.state.get("engine", {}))
         if len(wanted) < len(every):
-            engine.parts.take_back()
+            scope.take_back()
             position = engine.position()
         if not _has_entries(position, engine.position()):
             raise CheckpointError(
@@ -81,15 +81,15 @@ class RunCheckpoints:
         Where a rank that should write it is lost meanwhile, those that are left write it once more,
         unless it is written by then.
         """
-        engine = self._engine
+        engine, scope = self._engine, self._engine.parts.scope
         engine.parts.settle()
         final = checkpoint_path(self._folder, step)
         for attempt in count():
             with suppress(ExchangeBroken):
-                exchange = engine.parts.exchange(attempt) or self._exchange
+                exchange = scope.exchange(attempt) or self._exchange
                 if attempt and all(run_on_all_ranks(exchange, final.exists)):
                     return final
-                told = engine.parts.told_position(engine.position(), exchange)
+                told = scope.position(engine.position(), exchange)
                 return self._save(step, told, engine.checkpoint_state(), exchange)
         raise AssertionError("attempts end with the run")
 

@@ -36,7 +36,7 @@ from echelon.training.recorders import (
     RecordedRouting,
     RoutingRecorder,
 )
-from echelon.training.servers.server import AsynchronousServer
+from echelon.training.servers.asynchronous import AsynchronousServer
 
 
 class BatchRows(Protocol):
@@ -210,10 +210,13 @@ class EngineSubject:
         """Begin a run that goes on without lost islands, or come into it; return the steps done."""
         assert self._islands is not None, "another run begins with its first step"
         parts = self.engine.parts
-        parts.connect(place, MESSAGE_S, num_steps)
-        if parts.comes_late:
-            done = self.engine.come_in()
-            return num_steps if done is None else done
+        come_in = parts.connect(place, MESSAGE_S, num_steps)
+        if come_in is not None:
+            done = come_in()
+            if done is None:
+                return num_steps
+            self.engine.refresh(slices=True)
+            return done
         parts.begin(0)
         return 0
 

@@ -10,7 +10,7 @@ import torch
 
 from echelon.core.choices.lora import LINEARS, Lora
 from echelon.models.modules import EmptyLinear
-from echelon.parallel.lora.adapters import takes_gradients
+from echelon.parallel.lora import takes_gradients
 from echelon.parallel.rank_model import RankModel
 from tests.parallel.layouts import NANO, plan_of
 from tests.parallel.one_rank import alone
@@ -56,7 +56,7 @@ def test_outputs_and_gradients_are_those_of_autograd(name: str) -> None:
 def _compare(model: RankModel, linear: EmptyLinear) -> None:
     slots = {id(slot.parameter): slot for bucket in model.buckets for slot in bucket.slots}
     assert slots[id(linear.weight)].gradient.numel() == 0
-    for one in (linear.lora_a, linear.lora_b) if linear.adapted else ():
+    for one in (linear.lora_a, linear.lora_b) if linear.lora is not None else ():
         assert one.weight.grad is not None
         torch.testing.assert_close(slots[id(one.weight)].gradient, one.weight.grad)
         assert float(one.weight.grad.abs().max()) > 0

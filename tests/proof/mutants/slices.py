@@ -12,8 +12,8 @@ from echelon.core.plan import Plan
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.zero import ParameterGathering
+from echelon.training.engine import ToldByRank, agree
 from echelon.training.optimizer import SliceOptimizer
-from echelon.training.steps.agreement import ToldByRank, agree
 from tests.proof.layouts import BF16, FP16
 from tests.proof.mutants.planting import LAST, Told, change_hops, mutant
 

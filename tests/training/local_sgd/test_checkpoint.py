@@ -9,7 +9,7 @@ import torch
 from echelon.core.event import NoEvents
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.engine import TrainEngine
-from echelon.training.local_sgd.checkpoint import position_of, told_position
+from echelon.training.local_sgd.checkpoint import IslandCheckpoint
 from tests.parallel.layouts import plan_of
 
 
@@ -26,8 +26,8 @@ def test_without_islands_it_is_what_the_optimizer_keeps() -> None:
     }
     assert set(one.shared_state()) == set(one.parameters())
     position = one.position()
-    assert one.parts.told_position(position, one.groups.world) is position
-    assert one.parts.position_of(position) is position
+    assert one.parts.scope.position(position, one.groups.world) is position
+    assert one.parts.scope.position_of(position) is position
 
 
 class _Two:
@@ -45,8 +45,9 @@ class _Groups:
 
 def test_each_island_stands_where_it_stood() -> None:
     groups: Any = _Groups()
-    told = told_position({"num_updates": 9}, groups)
+    scope = IslandCheckpoint(groups, dict, lambda: None)
+    told = scope.position({"num_updates": 9}, groups.islands)
     assert told == {"islands": [{"num_updates": 7}, {"num_updates": 9}]}
-    assert position_of(told, groups) == {"num_updates": 9}
-    assert position_of({"islands": [1]}, groups) == {}
-    assert position_of("nothing", groups) == "nothing"
+    assert scope.position_of(told) == {"num_updates": 9}
+    assert scope.position_of({"islands": [1]}) == {}
+    assert scope.position_of("nothing") == "nothing"

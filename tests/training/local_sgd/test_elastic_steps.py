@@ -14,6 +14,7 @@ from echelon.parallel.apply import apply_plan
 from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.recorder import Recorder
+from echelon.training.local_sgd.checkpoint import ElasticIslandCheckpoint
 from echelon.training.local_sgd.elastic_steps import ElasticOuterSteps
 from echelon.training.local_sgd.outer_steps import PARAMETERS
 from echelon.training.steps.part import StepPlace, StepResult
@@ -88,7 +89,7 @@ def test_the_mean_is_over_the_islands_that_met() -> None:
     told = "island 1 is lost: what it did after step 0 counts nowhere: killed"
     assert outer.news() == [told]
     assert outer.news() == []
-    (absence,) = outer.absences(2)
+    (absence,) = outer.end(2)
     assert (absence.island, absence.first_step, absence.last_step) == (1, 1, 2)
 
 
@@ -104,7 +105,9 @@ def test_an_island_that_was_given_outer_parameters_goes_on_from_them() -> None:
 def test_a_checkpoint_is_written_by_those_that_met() -> None:
     outer, _ = alone(EventList())
     outer.after_update(1, skipped=False)
-    told = outer.exchange(0)
-    assert (told.index, told.size, outer.first_saving) == (0, 1, 0)
+    scope = outer.checkpoint
+    assert isinstance(scope, ElasticIslandCheckpoint)
+    told = scope.exchange(0)
+    assert (told.index, told.size, scope.first_saving) == (0, 1, 0)
     assert told.gather_objects("all") == ["all"]
-    assert outer.exchange(1).gather_objects("again") == ["again"]
+    assert scope.exchange(1).gather_objects("again") == ["again"]

@@ -29,7 +29,7 @@ from echelon.api.run_setup import prepare_run
 from echelon.cli.main import main as echelon
 from echelon.config.job import Job
 from echelon.config.load import load_job
-from echelon.config.rules.plan import require_trainable
+from echelon.config.rules.finders import require_trainable
 from echelon.core.errors import EchelonError
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters, router_biases
@@ -41,7 +41,7 @@ from echelon.training.checkpoint.folder import find_checkpoint
 from echelon.training.checkpoint.index import PARAMETERS
 from echelon.training.data.batches import BatchLayout, training_batch
 from echelon.training.data.mixed_dataset import open_data
-from echelon.training.experts.balance import ROUTER_BIAS
+from echelon.training.steps.expert_balance import ROUTER_BIAS
 from tests.training.round_trips.draws import Settings
 from tests.training.round_trips.layouts import LENGTH, Updates, draw_layout
 from tests.training.round_trips.theirs import (

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from echelon.training.steps.part import StepPart, StepResult
+from echelon.parallel.storage.weights import Shard
+from echelon.training.steps.part import CheckpointScope, StepPart, StepResult
 
 RESULT = StepResult(
     step=1,
@@ -27,20 +28,17 @@ RESULT = StepResult(
 
 
 def test_a_part_without_methods_of_its_own_passes_everything_on() -> None:
-    part, state = StepPart(), {"parameters": {}}
-    part.start_step(1.0)
-    with part.running():
+    part, state = StepPart(), dict[str, dict[str, list[Shard]]]()
+    with part.running(1.0):
         assert part.gradients_complete() == ()
     assert part.agreed(RESULT, torch.zeros(1, 0)) is RESULT
-    part.before_update(0)
-    assert part.after_update(0, skipped=False) == ()
+    assert part.held_back(0) == part.after_update(0, skipped=False) == part.end(1) == ()
     assert part.end_step(RESULT) is part.facts(RESULT) is RESULT
-    assert (part.mean_loss(2.0, 8), part.speaks(1), part.comes_late) == (2.0, None, False)
-    assert part.checkpoint_state(state) is part.within(state, Path()) is state
+    assert (part.mean_loss(2.0, 8), part.speaks(1)) == (2.0, None)
     assert (part.tensors(), part.position(), part.proven(), part.held()) == ({}, {}, {}, {})
-    assert part.exchange(0) is None
-    with pytest.raises(AssertionError, match="comes late"):
-        part.come_in()
+    scope = CheckpointScope()
+    assert scope.state(state) is scope.within(state, Path()) is scope.position_of(state) is state
+    assert scope.exchange(0) is None
 
 
 @pytest.mark.parametrize(

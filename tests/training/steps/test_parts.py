@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from echelon.parallel.storage.buckets import Bucket
-from echelon.training.steps.part import StepPart, StepResult
-from echelon.training.steps.parts import StepParts
+from echelon.training.steps.part import CheckpointScope, StepPart, StepParts, StepResult
 from tests.training.steps.test_part import RESULT
 
 
@@ -23,7 +21,7 @@ class Named(StepPart):
         self.name, self.calls, self.num_told = name, calls, told
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self, loss_scale: float) -> Iterator[None]:
         self.calls.append(f"in {self.name}")
         yield
         self.calls.append(f"out {self.name}")
@@ -34,17 +32,11 @@ class Named(StepPart):
     def agreed(self, result: StepResult, rows: torch.Tensor) -> StepResult:
         return replace(result, tokens=result.tokens + int(rows.sum()), loss=result.loss * 2)
 
-    def holds_back(self, bucket: Bucket) -> bool:
-        return bucket.name == self.name
+    def held_back(self, step: int) -> Collection[str]:
+        return {self.name}
 
     def position(self) -> Mapping[str, Any]:
         return {self.name: 1}
-
-    def position_of(self, told: Any) -> Any:
-        return f"{self.name}({told})"
-
-    def told_position(self, position: Mapping[str, Any], exchange: object) -> Mapping[str, Any]:
-        return {self.name: position}
 
     def speaks(self, step: int) -> bool | None:
         return {"a": None, "bb": step > 1}.get(self.name)
@@ -61,7 +53,7 @@ def both() -> tuple[StepParts, list[str]]:
 
 def test_parts_are_called_in_their_order_and_left_in_the_opposite_one() -> None:
     parts, calls = both()
-    with parts.running():
+    with parts.running(1.0):
         calls.append("run")
     assert calls == ["in a", "in bb", "run", "out bb", "out a"]
 
@@ -74,12 +66,21 @@ def test_each_part_has_its_columns_of_what_is_told() -> None:
     assert (result.tokens, result.loss) == (RESULT.tokens + 22 + 22, RESULT.loss * 4)
 
 
-def test_positions_are_merged_and_read_back_from_the_outermost_part() -> None:
+def test_positions_and_buckets_that_wait_are_merged() -> None:
     parts, _ = both()
-    exchange: Any = None
     assert parts.position() == {"a": 1, "bb": 1}
-    assert parts.told_position({"n": 1}, exchange) == {"bb": {"a": {"n": 1}}}
-    assert parts.position_of("told") == "a(bb(told))"
+    assert parts.held_back(0) == {"a", "bb"}
+
+
+def test_one_part_at_most_says_what_a_checkpoint_holds() -> None:
+    parts, _ = both()
+    assert type(parts.scope) is CheckpointScope
+    wider, narrower = Other(), Other()
+    wider.checkpoint = CheckpointScope()
+    assert StepParts([wider, narrower]).scope is wider.checkpoint
+    narrower.checkpoint = CheckpointScope()
+    with pytest.raises(ValueError, match="too many values"):
+        StepParts([wider, narrower])
 
 
 def test_a_rank_speaks_where_no_part_says_otherwise() -> None:

@@ -33,14 +33,14 @@ STEP_PARTS = Registry(
     "step part",
     (
         StepPartRecord(
-            name="expert-balance", part="echelon.training.experts.balance:expert_balance"
+            name="expert-balance", part="echelon.training.steps.expert_balance:expert_balance"
         ),
         StepPartRecord(name="fp8-scales", part="echelon.training.steps.fp8_scales:fp8_scales"),
         StepPartRecord(
             name="local-sgd", part="echelon.training.local_sgd.elastic_steps:outer_steps"
         ),
         StepPartRecord(
-            name="parameter-servers", engine="echelon.training.servers.engine:engine_of"
+            name="parameter-servers", engine="echelon.training.servers.asynchronous:engine_of"
         ),
     ),
 )

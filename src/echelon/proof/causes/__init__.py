@@ -5,8 +5,7 @@ Known mistakes are committed on one device: the one that gives what the ranks ha
 Each room imports those above it only.
 
 finding.py              what a finding says; the axis that tells wrong from right ranks
-token_ranks.py          which rank holds each position, and routes each token
-context_parts.py        losses, tokens and gradients by context rank
+token_ranks.py          which rank holds each position and routes each token; sums by context rank
 factors.py              wrong factors that have a name
 places.py               which slice is wrong where the rest is right
 forward/                wrong forward passes, by the losses that they give
@@ -15,7 +14,7 @@ gradients/              wrong gradients, and their norm
 updates/                wrong updates, outer steps, and parameters that are not written back
 activations.py          between which two places a pass goes wrong
 routing.py              wrong routes, loads, losses and biases
-plans.py                the first failure of a plan; its races, and errors of a narrow dtype
-captured.py             the first failure of a captured program
-diagnose.py             the first failure of either
+rounding.py             what a narrow dtype makes: factors within rounding, rounded sums, overflow
+first_weights.py        another slice, expert, order or seed
+diagnose.py             the first failure of any program; the races of a plan
 """

@@ -16,7 +16,7 @@ from itertools import chain
 
 import torch
 
-from echelon.models.boundaries import FINAL_NORM, INPUT, OUTPUT
+from echelon.models.decoder import FINAL_NORM, INPUT, OUTPUT
 from echelon.proof.causes.factors import named_factor
 from echelon.proof.causes.finding import ProofFinding, with_distinguishing_axis
 from echelon.proof.causes.forward.losses import explain_microbatch_losses
@@ -24,13 +24,13 @@ from echelon.proof.causes.forward.row_pieces import chunk_variants, row_piece_va
 from echelon.proof.causes.gradients.norm_layers import explain_norm_layer
 from echelon.proof.causes.places import places_of_tokens, told_by_slice, wrong_elements
 from echelon.proof.causes.token_ranks import token_rows
-from echelon.proof.claims.activation_checks import (
+from echelon.proof.claims.checks import (
     ActivationCopy,
+    Check,
     activation_gradients,
     copies_at,
     whole_activation,
 )
-from echelon.proof.claims.checks import Check
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.evidence.fits import (
     EXPLAINED,
@@ -39,10 +39,8 @@ from echelon.proof.evidence.fits import (
     nearly_equal,
     relative_residual,
 )
-from echelon.proof.evidence.groups import group_of, named_groups
-from echelon.proof.oracle.activations import hearing
-from echelon.proof.oracle.losses import loss_of_tokens
-from echelon.proof.oracle.oracle import OracleStep
+from echelon.proof.evidence.mesh import group_of, named_groups
+from echelon.proof.oracle.oracle import OracleStep, hearing, loss_of_tokens
 
 _SAME = 1e-9  # relative difference
 
@@ -220,7 +218,7 @@ def _scalar(activation: WrongActivation) -> Iterator[ProofFinding]:
         return
     factor, residual = fits[0]
     if all(nearly_equal(other, factor) for other, _ in fits) and not nearly_equal(factor, 1.0):
-        yield named_factor(activation.evidence.plan, activation.oracle, factor, residual)
+        yield named_factor(activation.evidence, activation.oracle, factor, residual)
 
 
 def _block_order(activation: WrongActivation) -> Iterator[ProofFinding]:
@@ -338,7 +336,7 @@ def _function_of(activation: WrongActivation, right_BTW: torch.Tensor) -> ProofF
     right = torch.cat([copy.right_rows(right_BTW).flatten() for copy in activation.wrong])
     factor, residual = fit_factor(seen, right)
     if residual < EXPLAINED:
-        return named_factor(activation.evidence.plan, activation.oracle, factor, residual)
+        return named_factor(activation.evidence, activation.oracle, factor, residual)
     # All powers about as long: the fit is as sharp for each.
     unit = float(right.abs().max()) or 1.0
     powers = [(right / unit) ** power for power in range(len(_POWERS))]

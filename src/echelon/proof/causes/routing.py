@@ -29,9 +29,8 @@ from echelon.proof.causes.token_ranks import token_rows
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.evidence.fits import fit_factor, furthest_value, nearly_equal
-from echelon.proof.evidence.groups import named_groups
-from echelon.proof.oracle.losses import loss_of_tokens
-from echelon.proof.oracle.oracle import OracleStep, build_decoder
+from echelon.proof.evidence.mesh import named_groups
+from echelon.proof.oracle.oracle import OracleStep, build_decoder, loss_of_tokens
 
 _LAYER = re.compile(r"layers\.(\d+)")
 _RANK = re.compile(r"of rank (\d+)$")
@@ -78,7 +77,7 @@ def explain_router_losses(evidence: PlanEvidence, failure: Check) -> ProofFindin
         return ProofFinding("none", f"{failure.subject}: {failure.detail}")
     if kind == "aux_loss" and (found := _wrong_shares(evidence, oracle, wrong * right)):
         return found
-    named = named_factor(evidence.plan, oracle, wrong)
+    named = named_factor(evidence, oracle, wrong)
     what = "the auxiliary loss" if kind == "aux_loss" else "the z-loss"
     return replace(named, description=f"{what} of the global batch is {named.description}")
 
@@ -132,7 +131,7 @@ def _factor(
     factor, residual = fit_factor(said_E, right_E)
     if residual >= 1e-9 or nearly_equal(factor, 1.0):
         return None
-    return named_factor(evidence.plan, evidence.steps[failure.step], factor, residual)
+    return named_factor(evidence, evidence.steps[failure.step], factor, residual)
 
 
 def _partial(

@@ -5,6 +5,5 @@
 `checkpoint.py`      what a checkpoint holds of islands, and how those that write it talk
 `outer_steps.py`     the step part: when fragments meet, and when their outer step is taken
 `meetings.py`        who meets where islands may be lost, and whether it counts
-`absences.py`        what islands missed that were lost
-`elastic_steps.py`   the step part of islands that may be lost
+`elastic_steps.py`   the step part of islands that may be lost, and what they missed
 """

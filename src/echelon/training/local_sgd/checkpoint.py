@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, cast
 
 from echelon.launch.process_group import Store
@@ -23,8 +24,8 @@ from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.storage.weights import Shard
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.checkpoint.communicator import ExchangeBroken, ObjectCommunicator
-from echelon.training.checkpoint.index import PARAMETERS, CheckpointIndex
-from echelon.training.steps.part import NamedShards, ShardsByKind
+from echelon.training.checkpoint.index import INDEX_FILE, PARAMETERS, read_index
+from echelon.training.steps.part import CheckpointScope, NamedShards, ShardsByKind
 
 OPTIMIZER = "optimizer."
 """How kinds of the optimizer's state begin."""
@@ -36,71 +37,98 @@ ISLANDS_KEY = "islands"
 """Where a state says the position of each island."""
 
 
-def islands_state(
-    own: ShardsByKind, outer: ShardsByKind, island: int, *, is_first: bool
-) -> ShardsByKind:
-    """Return what an island writes: its `own` tensors, and the `outer` ones that all agree on.
+class IslandCheckpoint(CheckpointScope):
+    """Checkpoints of a run with islands: each adds its own state; the first writes the outer."""
 
-    The first island writes those.
-    """
-    agreed = {
-        PARAMETERS if kind == OUTER_PARAMETERS else kind: _of_first(shards, is_first)
-        for kind, shards in outer.items()
-    }
-    # Who reads a model without its islands takes the routers' biases of the first.
-    parts = {
-        kind: shards
-        for kind, shards in own.items()
-        if is_first and kind != PARAMETERS and not kind.startswith(OPTIMIZER)
-    }
-    return {
-        **agreed,
-        **parts,
-        **{f"island-{island}.{kind}": shards for kind, shards in own.items()},
-    }
+    first_saving = 0
+    """The first island of those that write."""
 
+    def __init__(
+        self,
+        groups: RankGroups,
+        outer: Callable[[], ShardsByKind],
+        take_back: Callable[[], None],
+    ) -> None:
+        """`outer` gives the outer state; `take_back` lets the island go on from it."""
+        self._islands, self._outer, self._take_back = groups.islands, outer, take_back
 
-def told_position(position: Mapping[str, Any], groups: RankGroups) -> Mapping[str, Any]:
-    """Return where the engines of all islands stand, the same on every rank."""
-    if groups.islands.size == 1:
-        return position
-    return {ISLANDS_KEY: groups.islands.gather_objects(dict(position))}
+    def state(self, own: ShardsByKind) -> ShardsByKind:
+        """Outer state, which all islands agree on, and the `own` tensors of this island."""
+        island = self._islands.index
+        is_first = island == self.first_saving
+        agreed = {
+            PARAMETERS if kind == OUTER_PARAMETERS else kind: _of_first(shards, is_first)
+            for kind, shards in self._outer().items()
+        }
+        # A reader of a model without its islands takes the routers' biases of the first.
+        parts = {
+            kind: shards
+            for kind, shards in own.items()
+            if is_first and kind != PARAMETERS and not kind.startswith(OPTIMIZER)
+        }
+        islands = {f"island-{island}.{kind}": shards for kind, shards in own.items()}
+        return {**agreed, **parts, **islands}
 
+    def position(self, own: Mapping[str, Any], exchange: ObjectCommunicator) -> Mapping[str, Any]:
+        """Positions of all islands."""
+        del exchange
+        return {ISLANDS_KEY: self._islands.gather_objects(dict(own))}
 
-def positions_told(
-    position: Mapping[str, Any], groups: RankGroups, exchange: ObjectCommunicator
-) -> Mapping[str, Any]:
-    """Return where the engines of those islands stand that write a checkpoint; None of others."""
-    said = dict(exchange.gather_objects((groups.islands.index, dict(position))))
-    return {ISLANDS_KEY: [said.get(island) for island in range(groups.islands.size)]}
+    def within(self, state: ShardsByKind, path: Path) -> ShardsByKind:
+        """All tensors, or the outer state alone if this island did not write the checkpoint."""
+        # `load_checkpoint` tells of a file that cannot be read, on all ranks.
+        if not (path / INDEX_FILE).is_file():
+            return state
+        missing = {kind.split(".")[0] for kind in state if kind.startswith("island-")}
+        missing -= {kind.split(".")[0] for kind in read_index(path).tensors}
+        return {kind: shards for kind, shards in state.items() if kind.split(".")[0] not in missing}
 
+    def position_of(self, told: Any) -> Any:
+        """Position of this island; empty if a checkpoint has another number of islands."""
+        if not isinstance(told, dict):
+            return told
+        positions = cast("dict[str, Any]", told).get(ISLANDS_KEY)
+        if not isinstance(positions, list):
+            return {}
+        by_island = cast("list[Any]", positions)
+        return by_island[self._islands.index] if len(by_island) == self._islands.size else {}
 
-def held_in(state: ShardsByKind, index: CheckpointIndex) -> ShardsByKind:
-    """Return the tensors to read from a checkpoint: all, or what islands agreed on alone.
-
-    That is where the island of this rank was not there when it was written.
-    """
-    missing = {kind.split(".")[0] for kind in state if kind.startswith("island-")}
-    missing -= {kind.split(".")[0] for kind in index.tensors}
-    return {kind: shards for kind, shards in state.items() if kind.split(".")[0] not in missing}
-
-
-def position_of(told: Any, groups: RankGroups) -> Any:
-    """Return where the engine of this island stood; what is no such thing is returned as it is."""
-    if groups.islands.size == 1 or not isinstance(told, dict):
-        return told
-    found = cast("dict[str, Any]", told).get(ISLANDS_KEY)
-    if not isinstance(found, list) or len(cast("list[Any]", found)) != groups.islands.size:
-        return {}
-    return cast("list[Any]", found)[groups.islands.index]
+    def take_back(self) -> None:
+        """Go on from the outer parameters."""
+        self._take_back()
 
 
 def _of_first(shards: Mapping[str, list[Shard]], is_first: bool) -> NamedShards:
-    """Return shards of which those of the first island are written: all hold the same."""
+    """Shards of which the first island writes its own: all hold the same."""
     return {
         name: [replace(one, primary=one.primary and is_first) for one in held]
         for name, held in shards.items()
     }
+
+
+class ElasticIslandCheckpoint(IslandCheckpoint):
+    """Checkpoints of islands that may be lost: those that met last write one."""
+
+    def __init__(
+        self,
+        groups: RankGroups,
+        outer: Callable[[], ShardsByKind],
+        take_back: Callable[[], None],
+        writers: Callable[[int], tuple[int, ObjectCommunicator]],
+    ) -> None:
+        """`writers` gives the first island that writes in an attempt, and the ranks that do."""
+        super().__init__(groups, outer, take_back)
+        self._writers = writers
+
+    def exchange(self, attempt: int) -> ObjectCommunicator:
+        """Ranks of the islands that met last; of those that are left, in a later `attempt`."""
+        self.first_saving, exchange = self._writers(attempt)
+        return exchange
+
+    def position(self, own: Mapping[str, Any], exchange: ObjectCommunicator) -> Mapping[str, Any]:
+        """Positions of the islands that write; None of others."""
+        told = dict(exchange.gather_objects((self._islands.index, dict(own))))
+        return {ISLANDS_KEY: [told.get(island) for island in range(self._islands.size)]}
 
 
 ASKS_FOR_S = 0.5

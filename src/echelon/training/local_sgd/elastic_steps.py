@@ -16,19 +16,17 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
 
 import torch
 
+from echelon.core.choices.local_sgd import IslandChange
 from echelon.core.event import LOST, MEET, THERE, Event
 from echelon.launch.context import RankContext
 from echelon.layout.islands import island_of
 from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Pending
 from echelon.parallel.transport.pair import Pair
-from echelon.training.checkpoint.communicator import ObjectCommunicator
-from echelon.training.local_sgd.absences import AbsentIsland, absent_islands, news_of
-from echelon.training.local_sgd.checkpoint import StoreExchange, positions_told
+from echelon.training.local_sgd.checkpoint import ElasticIslandCheckpoint, StoreExchange
 from echelon.training.local_sgd.meetings import IslandMeetings, Meeting, Said, Stay
 from echelon.training.local_sgd.outer_steps import MAX_IN_FLIGHT, OuterSteps
 from echelon.training.steps.part import StepPlace, StepResult
@@ -53,12 +51,15 @@ class ElasticOuterSteps(OuterSteps):
         super().__init__(place)
         self._plan = place.run
         self._meetings: IslandMeetings | None = None
-        self._attempt = self._ends_after = 0
+        self._ends_after = 0
         self._said = Said()
         self._last: Meeting | None = None
         self._saving: Mapping[int, Stay] = {}
         self._told = self._noted = 0
         self.on_sums: Callable[[int], None] | None = None
+        self.checkpoint = ElasticIslandCheckpoint(
+            place.groups, self._shards, self.take_back, self._writers
+        )
 
     @property
     def meetings(self) -> IslandMeetings:
@@ -67,36 +68,31 @@ class ElasticOuterSteps(OuterSteps):
         return self._meetings
 
     def speaks(self, step: int) -> bool:
-        """Return whether this rank tells of the end of a step: the first of those who were there.
+        """True on the first rank of the islands that took the step.
 
-        Who comes in at its end has not taken it.
+        An island that comes in at its end has not taken it.
         """
         met = self.meetings
         return not met.place and met.island.index == min(self._there_in(step))
 
     def facts(self, result: StepResult) -> StepResult:
-        """Return the tokens of the islands that took the step."""
+        """Tokens of the islands that took the step."""
         return replace(result, tokens=result.tokens * len(self._there_in(result.step)))
 
     def _there_in(self, step: int) -> Mapping[int, Stay]:
         meeting = self.met_after(step)
         return self.meetings.there if meeting is None else meeting.members
 
-    @property
-    def first_saving(self) -> int:
-        """The first of the islands that write a checkpoint."""
-        return min(self._saving, default=0)
+    def connect(
+        self, context: RankContext, message_s: float, ends_after: int
+    ) -> Callable[[], int | None] | None:
+        """Learn where islands are met, and after how many steps the run ends.
 
-    @property
-    def comes_late(self) -> bool:
-        """Return whether this island was started again."""
-        return self._attempt > 0
-
-    def connect(self, context: RankContext, message_s: float, ends_after: int) -> None:
-        """Learn where islands are met, and after how many steps the run ends."""
+        Of an island that was started again, the function that waits until it is let in.
+        """
         island = island_of(self._plan, context.rank)
         assert island is not None, "there are islands"
-        self._attempt, self._ends_after = context.attempt, ends_after
+        self._ends_after = ends_after
         self._meetings = IslandMeetings(
             island=island,
             num_islands=self._local.islands,
@@ -107,11 +103,12 @@ class ElasticOuterSteps(OuterSteps):
             message_s=message_s,
             stay=(context.attempt, 0),
         )
+        return self._come_in if context.attempt else None
 
-    def come_in(self) -> int | None:
-        """Wait for a meeting, take what islands agree on from one of them, and return its steps.
+    def _come_in(self) -> int | None:
+        """Wait for a meeting, take the outer state from one of its islands, and return its steps.
 
-        None where the run is over before.
+        None if the run is over before.
         """
         met = self.meetings
         while True:
@@ -187,10 +184,10 @@ class ElasticOuterSteps(OuterSteps):
         self._give(meeting)
         return changed
 
-    def exchange(self, attempt: int) -> StoreExchange:
-        """Return the ranks of the islands that met last, for a checkpoint.
+    def _writers(self, attempt: int) -> tuple[int, StoreExchange]:
+        """The first island that writes a checkpoint, and the ranks of all that do.
 
-        A later `attempt` is over those who are left, who come together once more.
+        These islands met last. In a later `attempt` those that are left meet once more.
         """
         met, last = self.meetings, self._last
         assert last is not None, "checkpoints are written where rounds end"
@@ -202,7 +199,7 @@ class ElasticOuterSteps(OuterSteps):
             self._saving = left.members
         size, members = met.island.size, self._saving
         ranks = [one * size + place for one in sorted(members) for place in range(size)]
-        return StoreExchange(
+        return min(members), StoreExchange(
             met.within(f"{key}/told"),
             ranks,
             met.island.index * size + met.place,
@@ -210,28 +207,19 @@ class ElasticOuterSteps(OuterSteps):
             lambda rank: met.is_lost(rank // size, members[rank // size]),
         )
 
-    def told_position(
-        self, position: Mapping[str, Any], exchange: ObjectCommunicator
-    ) -> Mapping[str, Any]:
-        """Return where the islands stand that write a checkpoint; None of others."""
-        return positions_told(position, self._groups, exchange)
-
     def news(self) -> Sequence[str]:
-        """Return what to tell of islands that came or were lost since the last time."""
+        """Islands that came or were lost since the last time, in words."""
         changes, told = self.meetings.changes, self._told
         self._told = len(changes)
         return news_of(changes[told:])
 
-    def absences(self, steps: int) -> Sequence[AbsentIsland]:
-        """Return what each island missed of a run of so many steps."""
+    def end(self, steps: int) -> Sequence[AbsentIsland]:
+        """Say that no meeting follows, and wait for nobody; what each island missed."""
+        self.meetings.end()
+        self.meetings.leave_group()
         share = self._plan.mathematics.global_sequences // self._local.islands
         changes = self.meetings.changes
         return absent_islands(changes, steps, every=self._local.every, share=share)
-
-    def end(self) -> None:
-        """Say that no meeting follows, and wait for nobody."""
-        self.meetings.end()
-        self.meetings.leave_group()
 
     def _sums(self, meeting: Meeting, fragments: Sequence[int], *, anew: bool) -> list[_Sum] | None:
         """Return what the islands of a meeting moved, added up; None where one was lost."""
@@ -320,3 +308,96 @@ def outer_steps(place: StepPlace) -> OuterSteps | None:
     local = place.run.mathematics.local_sgd
     kind = ElasticOuterSteps if local.is_elastic else OuterSteps
     return kind(place) if local.active else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbsentIsland:
+    """Say that an island was lost, and what that left out."""
+
+    island: int
+    """The island."""
+    cause: str
+    """How it was lost."""
+    first_step: int
+    """The first step, from 1, of which nothing that it did counts."""
+    last_step: int
+    """The last one; less than the first where it missed none."""
+    first_round: int
+    """The first round, from 1, whose end it was not at."""
+    last_round: int
+    """The last one."""
+    first_row: int
+    """The first row, from 0, of each of their global batches that it would have read."""
+    last_row: int
+    """The last one."""
+    returned: bool
+    """Whether it came back."""
+
+    @property
+    def num_steps(self) -> int:
+        """Return how many steps it missed."""
+        return max(0, self.last_step - self.first_step + 1)
+
+    @property
+    def num_sequences(self) -> int:
+        """Return how many sequences count nowhere."""
+        return self.num_steps * (self.last_row - self.first_row + 1)
+
+    def says(self) -> str:
+        """Return what became of it."""
+        then = f"back with step {self.last_step + 1}" if self.returned else "not back"
+        if not self.num_steps:
+            return f"island {self.island}: {self.cause}; {then}, no round missed"
+        first, last = self.first_round, self.last_round
+        rounds = f"round {first}" if first == last else f"rounds {first} to {last}"
+        return (
+            f"island {self.island}: {self.cause}; {then}; it missed {rounds}: its "
+            f"{self.num_sequences} sequences of steps {self.first_step} to {self.last_step} (rows "
+            f"{self.first_row} to {self.last_row} of each batch) count nowhere"
+        )
+
+
+def absent_islands(
+    changes: Sequence[IslandChange], steps: int, *, every: int, share: int
+) -> Sequence[AbsentIsland]:
+    """Return the absences in a run of `steps` steps in rounds of `every`, in the order of losses.
+
+    `share` are the rows of each global batch that an island reads.
+    """
+    found: list[AbsentIsland] = []
+    away: dict[int, IslandChange] = {}
+
+    def ends(lost: IslandChange, until: int, *, returned: bool) -> None:
+        found.append(
+            AbsentIsland(
+                island=lost.island,
+                cause=lost.cause,
+                first_step=lost.step + 1,
+                last_step=until,
+                first_round=lost.step // every + 1,
+                last_round=until // every,
+                first_row=lost.island * share,
+                last_row=(lost.island + 1) * share - 1,
+                returned=returned,
+            )
+        )
+
+    for one in changes:
+        if not one.there:
+            away[one.island] = one
+        elif one.island in away:
+            ends(away.pop(one.island), one.step, returned=True)
+    for lost in away.values():
+        ends(lost, steps, returned=False)
+    return sorted(found, key=lambda one: (one.first_step, one.island))
+
+
+def news_of(changes: Sequence[IslandChange]) -> Sequence[str]:
+    """Return what to tell of changes."""
+    return [
+        f"island {one.island} is back, and begins with step {one.step + 1}"
+        if one.there
+        else f"island {one.island} is lost: what it did after step {one.step} counts nowhere: "
+        f"{one.cause}"
+        for one in changes
+    ]

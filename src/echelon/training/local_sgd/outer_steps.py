@@ -22,10 +22,8 @@ own, in which they are summed while islands go on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -36,9 +34,7 @@ from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.storage.weights import bucket_shards
 from echelon.parallel.transport.collectives import Pending
-from echelon.training.checkpoint.communicator import ObjectCommunicator
-from echelon.training.checkpoint.index import INDEX_FILE, read_index
-from echelon.training.local_sgd.checkpoint import held_in, islands_state, position_of, told_position
+from echelon.training.local_sgd.checkpoint import IslandCheckpoint
 from echelon.training.local_sgd.quantised import QuantisedGradients
 from echelon.training.steps.part import NamedShards, ShardsByKind, StepPart, StepPlace, StepResult
 
@@ -64,7 +60,7 @@ class OuterSteps(StepPart):
         buckets = place.model.buckets
         local = plan.mathematics.local_sgd
         self._local, self._islands, self._buckets = local, groups.islands, buckets
-        self._groups, self._step = groups, 0
+        self._groups = groups
         self._device, self._dtype = device, TORCH_DTYPES[plan.mathematics.precision.master]
         self._quantised: QuantisedGradients | None = None
         if local.quantised:
@@ -81,6 +77,7 @@ class OuterSteps(StepPart):
         self._momentum = {n: torch.zeros_like(p) for n, p in self._parameters.items() if nesterov}
         self._gradients = {n: torch.zeros_like(p) for n, p in self._parameters.items() if late}
         self._pending: dict[tuple[str, int], list[Pending]] = {}
+        self.checkpoint = IslandCheckpoint(groups, self._shards, self.take_back)
         self.start_from_weights()
 
     def start_from_weights(self) -> None:
@@ -89,25 +86,18 @@ class OuterSteps(StepPart):
             self._parameters[name].copy_(values)
 
     def take_back(self) -> None:
-        """Let this island go on from what all of them agree on."""
+        """Let this island go on from the parameters that all of them agree on."""
         for name, values in self._values.items():
             values.copy_(self._parameters[name])
 
-    def before_update(self, step: int) -> None:
-        """Remember the step, whose end reads and changes some slices."""
-        self._step = step
+    def held_back(self, step: int) -> Collection[str]:
+        """Buckets of which the end of `step` reads or changes some slice.
 
-    def holds_back(self, bucket: Bucket) -> bool:
-        """Return whether the end of the step reads or changes some slice of a bucket."""
-        return self.touches(bucket, self._step)
-
-    def touches(self, bucket: Bucket, step: int) -> bool:
-        """Return whether the end of `step` reads or changes some slice of a bucket.
-
-        All ranks that have slices of it say the same; what it has is sent to them afterwards.
+        All ranks that have slices of a bucket agree on it; its slices are sent to them afterwards.
         """
-        local, mine = self._local, self._fragments[bucket.name]
-        return not mine.isdisjoint((*local.meets_after(step), *local.changes_after(step)))
+        local = self._local
+        touched = {*local.meets_after(step), *local.changes_after(step)}
+        return {name for name, mine in self._fragments.items() if not mine.isdisjoint(touched)}
 
     def ends_round(self, step: int) -> bool:
         """Return whether a round is over with `step`."""
@@ -132,12 +122,12 @@ class OuterSteps(StepPart):
         return total / max(1.0, count)
 
     def agreed(self, result: StepResult, rows: torch.Tensor) -> StepResult:
-        """Return the result with the requests to stop of all islands."""
+        """Result with the requests to stop of all islands."""
         asked = self.stop_requests(result.step - 1, result.stop_requests)
         return replace(result, stop_requests=asked)
 
     def facts(self, result: StepResult) -> StepResult:
-        """Return the tokens of all islands: data has about as many in each."""
+        """Tokens of all islands: data has about as many in each."""
         return replace(result, tokens=result.tokens * self._islands.size)
 
     @torch.no_grad()
@@ -159,16 +149,19 @@ class OuterSteps(StepPart):
         for bucket in changed:
             if (values := self._values[bucket.name]) is not bucket.value_slice:
                 bucket.value_slice.copy_(values)
-        return changed if skipped else [one for one in self._buckets if self.touches(one, step)]
+        if skipped:
+            return changed
+        held_back = self.held_back(step)
+        return [bucket for bucket in self._buckets if bucket.name in held_back]
 
     def settle(self) -> None:
-        """Return when no sum is under way: what is summed is in memory, and changes no more."""
+        """Wait until no sum is under way: sums are in memory, and change no more."""
         for pending in self._pending.values():
             for one in pending:
                 one.wait()
 
     def state(self) -> dict[str, Flats]:
-        """Return the outer state by kind, as views of this rank's slices."""
+        """Outer state by kind, as views of this rank's slices."""
         kinds = {PARAMETERS: self._parameters}
         if self._momentum:
             kinds[MOMENTUM] = self._momentum
@@ -177,27 +170,17 @@ class OuterSteps(StepPart):
         return dict(kinds)
 
     def held(self) -> Mapping[str, Sequence[torch.Tensor]]:
-        """Return the outer state."""
+        """The outer state."""
         return {
             kind.replace(".", " "): list(flats.values()) for kind, flats in self.state().items()
         }
 
     def proven(self) -> ShardsByKind:
-        """Return the outer parameters and momentum."""
+        """Outer parameters and momentum."""
         return {kind: shards for kind, shards in self._shards().items() if kind != GRADIENTS}
 
-    @property
-    def first_saving(self) -> int:
-        """The island that writes what all of them hold."""
-        return 0
-
-    def checkpoint_state(self, own: ShardsByKind) -> ShardsByKind:
-        """Return the outer state, and what this island holds of its own."""
-        island = self._islands.index
-        return islands_state(own, self._shards(), island, is_first=island == self.first_saving)
-
     def shared_state(self, held: NamedShards) -> NamedShards:
-        """Return the outer state, which all islands share, and what ranks of this one share."""
+        """Outer state, which all islands share, and the state that ranks of this one share."""
         agreed = {
             f"{kind} {name}": shards
             for kind, by_name in self._shards().items()
@@ -205,22 +188,6 @@ class OuterSteps(StepPart):
         }
         island = self._islands.index
         return {**agreed, **{f"island {island}: {name}": one for name, one in held.items()}}
-
-    def within(self, state: ShardsByKind, path: Path) -> ShardsByKind:
-        """Return all tensors, or what islands agreed on where this one was not there."""
-        # What cannot be read is told by `load_checkpoint`, on all ranks.
-        there = (path / INDEX_FILE).is_file()
-        return held_in(state, read_index(path)) if there else state
-
-    def told_position(
-        self, position: Mapping[str, Any], exchange: ObjectCommunicator
-    ) -> Mapping[str, Any]:
-        """Return where all islands stand."""
-        return told_position(position, self._groups)
-
-    def position_of(self, told: Any) -> Any:
-        """Return where this island stood."""
-        return position_of(told, self._groups)
 
     def _shards(self) -> ShardsByKind:
         return {

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The seams of a step, and the parts that join it without a room of their own.
 
-part.py        where a mode joins: every method of a part, and what a step returns
-parts.py       all parts of a rank, assembled from its plan
-loss_scale.py  the factor of the loss in fp16
-fp8_scales.py  the scales of whole tensors in 8 bits
-agreement.py   what all ranks must know of a step
+part.py            where a mode joins: every method of a part, all parts of a rank as one
+loss_scale.py      the factor of the loss in fp16
+fp8_scales.py      the scales of whole tensors in 8 bits
+expert_balance.py  the loads of experts, and the biases that follow from them
 
-The parts of experts and of local SGD are in rooms of their own; `core/choices/step_parts.py` lists
-all of them.
+The part of local SGD has a room of its own; `core/choices/step_parts.py` lists all parts.
 """

@@ -23,8 +23,9 @@ class Fp8Scales(StepPart):
         """Keep `scales` of the weights in `buckets` and of what is multiplied with them."""
         self._scales, self._buckets, self._groups = scales, buckets, groups
 
-    def running(self) -> AbstractContextManager[None]:
-        """Return where the largest numbers of inputs and gradients are noted."""
+    def running(self, loss_scale: float) -> AbstractContextManager[None]:
+        """Note the largest numbers of inputs and gradients."""
+        del loss_scale
         return self._scales.training()
 
     def updated(self, bucket: Bucket) -> None:
@@ -37,7 +38,7 @@ class Fp8Scales(StepPart):
         return result
 
     def position(self) -> Mapping[str, Any]:
-        """Return the largest numbers of the steps before."""
+        """Largest numbers of the steps before."""
         return {FP8_SCALES: self._scales.state()}
 
     def resume(self, position: Mapping[str, Any]) -> None:
@@ -47,6 +48,6 @@ class Fp8Scales(StepPart):
 
 
 def fp8_scales(place: StepPlace) -> Fp8Scales | None:
-    """Return the part of a rank; None where tiles have scales, or nothing is in 8 bits."""
+    """The part of a rank; None if tiles have scales, or nothing is in 8 bits."""
     model = place.model
     return None if model.scales is None else Fp8Scales(model.scales, model.buckets, place.groups)

@@ -54,7 +54,7 @@ class LossScale(StepPart):
 
     @property
     def active(self) -> bool:
-        """Return whether an overflow is to be expected, and its step to be skipped."""
+        """True if an overflow is to be expected, and its step to be skipped."""
         return self._precision.loss_scaling != "none"
 
     def after(self, *, overflowed: bool) -> None:
@@ -75,7 +75,7 @@ class LossScale(StepPart):
         return result
 
     def position(self) -> Mapping[str, Any]:
-        """Return the history of the scale."""
+        """History of the scale."""
         return {LOSS_SCALE: self.state()}
 
     def resume(self, position: Mapping[str, Any]) -> None:

@@ -35,7 +35,7 @@ from echelon.training.checkpoint.sub_tensor import (
     read_pieces,
     row_buffer,
 )
-from echelon.training.experts.balance import ROUTER_BIAS
+from echelon.training.steps.expert_balance import ROUTER_BIAS
 
 _MERGED_BYTES = 4 * 2**20
 """Of rows into which adapters are merged at once, and of what is added to them."""

@@ -10,13 +10,13 @@ from torch import nn
 
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Context, Zero
-from echelon.cost.bytes.modules import module_context_bytes
 from echelon.launch.local.supervisor import RankPool
 from echelon.layout.stage import part_of
-from echelon.parallel.module.context.build import SequenceCut
+from echelon.parallel.module.context import SequenceCut
 from tests.parallel.module.context import context_targets
 from tests.parallel.module.context.context_targets import Cut
 from tests.parallel.module.pipeline.targets import one_process, plan
+from tests.parallel.module.sent_bytes import module_context_bytes
 
 PLAN = plan(pp=1, cp=2, sequence_length=8)
 
