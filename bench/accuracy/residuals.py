@@ -82,6 +82,8 @@ UNKNOWN = "other"
 """What a trainer or a device is called that is none of those of which runs were published."""
 
 '''
+LINE = 101
+"""Characters of the longest line of the package, with its end."""
 FEW = 5
 """Runs below which those of a trainer on a device are judged together with others of the trainer,
 or of all, that are as few."""
@@ -269,7 +271,12 @@ def module_text(rows: Sequence[LeftOut]) -> str:
     lines = ["STEP: Mapping[str, Mapping[str, Mapping[str, float]]] = {\n"]
     for kind, group in kinds.items():
         lines.append(f'    "{kind}": {{\n')
-        lines += [f'        "{n}": {_text(each)},\n' for n, each in deviations(group).items()]
+        for name, each in deviations(group).items():
+            line = f'        "{name}": {_text(each)},\n'
+            if len(line) > LINE:
+                inner = "".join(f'            "{device}": {off},\n' for device, off in each.items())
+                line = f'        "{name}": {{\n{inner}        }},\n'
+            lines.append(line)
         lines.append("    },\n")
     lines.append("}\n")
     lines.append("LEFT_OUT: Mapping[str, Mapping[str, float]] = {\n")
