@@ -57,9 +57,9 @@ docs: $(VENV)/installed-docs ## build the site into build/site: a dead link or a
 	$(BIN)/python -m tests.docs.doc_site check
 
 web: $(VENV)/installed-dev ## build the page of reports and of the explorer, src/echelon/page/page.html, from web/ (needs npm)
-	$(BIN)/python -m echelon.page.schema > web/src/document.schema.json
+	$(BIN)/python -m web.formulas.schema > web/src/document.schema.json
 	@mkdir -p build
-	$(BIN)/python -m echelon.page.explorer.program > build/formulas.js
+	$(BIN)/python -m web.formulas.program > build/formulas.js
 	mv build/formulas.js web/src/compiled/formulas.js
 	cd web && npm ci --no-audit --no-fund && npm run --silent types && npm run --silent build
 

@@ -26,12 +26,11 @@ from torch import nn
 import echelon as ec
 from bench.harness.interleave import end_cleanly
 from echelon.config.load import load_job
-from echelon.core.choices.threads import THREADS_AXIS
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
 from echelon.cost.bytes.data import DATA_AXIS
-from echelon.cost.bytes.modules import ByRows, ThreadedPass, ThreadedStep, step_bytes
 from echelon.cost.bytes.sent import bytes_sent
+from echelon.cost.bytes.threads import THREADS_AXIS, ByRows, ThreadedPass, ThreadedStep, step_bytes
 from echelon.launch.context import RankContext
 from echelon.launch.host import ThreadClock
 from echelon.launch.local.supervisor import RankPool

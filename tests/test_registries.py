@@ -16,7 +16,6 @@ import torch
 from echelon.config.rules.plan import plan_problems
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, ContextKindRecord
 from echelon.core.choices.optimizers import OPTIMIZERS, OptimizerRecord
-from echelon.core.choices.registry import plugins
 from echelon.core.choices.step_parts import STEP_PARTS, StepPartRecord
 from echelon.core.plan import Documents, Optimizer, Plan
 from echelon.launch.local.supervisor import RankPool
@@ -31,6 +30,7 @@ from echelon.schedule.build import SCHEDULES
 from echelon.schedule.builders.builder import EQUAL_TIMES, ActionTimes, Builder
 from echelon.training.optimizer.trained_ranges import FusedOperands
 from echelon.training.steps.part import ShardsByKind, StepPart, StepPlace
+from tests.core.choices.loaded import plugins
 from tests.proof.layouts import layout
 
 

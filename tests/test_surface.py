@@ -64,7 +64,7 @@ from echelon.proof.bisect.verdict import Bisection
 from echelon.proof.verdict import Proof
 from echelon.proof.deviations import StrategyDeviation
 from echelon.proof.verdict import SubjectProof
-from echelon.rehearsal.result import Rehearsal
+from echelon.rehearsal.run import Rehearsal
 from echelon.telemetry.routing import ExpertHotspots
 from echelon.telemetry.schedule_report import TimelineReport
 from echelon.telemetry.summary import RunSummary

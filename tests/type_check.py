@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 KEPT = ROOT / ".cache" / "types.json"
 SETTINGS = ("pyproject.toml", "constraints.txt")
-FOLDERS = ("src", "tests")
+FOLDERS = ("src", "tests", "web/formulas")
 LEFT_OUT = "tests/proof/verify/programs/"
 """Programs of other frameworks, which pyright leaves out, too."""
 LARGEST_PART = 1 / 3

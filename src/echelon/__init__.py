@@ -90,11 +90,10 @@ if TYPE_CHECKING:
     from echelon.api.observing import observe, observe_experts, observe_schedule
     from echelon.api.parallelizing import parallelize, threaded
     from echelon.api.planning import bisect, plan, prove
-    from echelon.api.rehearsing import rehearse
     from echelon.api.reporting import explore, report
     from echelon.api.strategies import DistributionStrategy, strategy
     from echelon.api.training import TrainResult, train
-    from echelon.api.verifying import prove_module, verify
+    from echelon.api.verifying import prove_module, rehearse, verify
     from echelon.core.errors import (
         CheckpointError,
         ConfigError,
@@ -157,7 +156,7 @@ else:
         "prove": "echelon.api.planning",
         "prove_module": "echelon.api.verifying",
         "bisect": "echelon.api.planning",
-        "rehearse": "echelon.api.rehearsing",
+        "rehearse": "echelon.api.verifying",
         "report": "echelon.api.reporting",
         "strategy": "echelon.api.strategies",
         "threaded": "echelon.api.parallelizing",

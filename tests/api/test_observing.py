@@ -12,7 +12,7 @@ from echelon.config.job import Job
 from echelon.config.load import load_job
 from echelon.cost.seconds.unit_times import stage_durations, unit_times_from_formulas
 from echelon.telemetry.events import METRICS_FILE
-from echelon.telemetry.trace import MEASURED, PLANNED, trace_path
+from echelon.telemetry.timeline import MEASURED, PLANNED, trace_path
 from tests.config.measured import times_file
 from tests.telemetry.recorded_runs import stage_times, write_run
 from tests.telemetry.runs import plain_events, read_trace

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from echelon.core.choices.trackers import TRACKERS
-from echelon.launch import companion
-from echelon.launch.companion import Companion, tracker_environment
 from echelon.launch.environment import VARIABLES
+from echelon.telemetry.trackers import guard as companion
+from echelon.telemetry.trackers.guard import Companion, tracker_environment
 
 LISTENS = "import sys\nsys.stdin.read()\nprint('heard')\nsys.exit(len(sys.argv) - 1)\n"
 DEAF = "import time\nprint('deaf', flush=True)\ntime.sleep(3600)\n"

@@ -16,7 +16,7 @@ from echelon.core.rules import Rule
 from echelon.schedule.action import Schedule
 from echelon.schedule.build import SCHEDULES, build_schedule
 from echelon.schedule.check import check_schedule
-from echelon.schedule.files import read_schedule, read_schedule_file, schedule_csv
+from echelon.schedule.files import read_schedule_file, schedule_csv
 from tests.schedule.examples import mirrored_schedules
 from tests.schedule.mutations import is_valid
 
@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _read(folder: Path, text: str, name: str = "mine.csv") -> Schedule:
     path = folder / name
     path.write_text(text, encoding="utf-8")
-    return read_schedule(path)
+    return read_schedule_file(path).schedule
 
 
 def _refused(folder: Path, text: str, name: str = "mine.csv") -> EchelonError:
@@ -220,13 +220,13 @@ def test_what_is_no_schedule_at_all(folder: Path, text: str, says: str) -> None:
 def test_bytes_that_are_no_text_and_files_that_are_not_there(tmp_path: Path) -> None:
     (tmp_path / "image.csv").write_bytes(b"F0.0,\xff\xfe")
     with pytest.raises(ConfigError, match="not UTF-8"):
-        read_schedule(tmp_path / "image.csv")
+        read_schedule_file(tmp_path / "image.csv")
     for name in ("imgae.csv", "no/such.csv", ".", "a\0b"):
         with pytest.raises(ConfigError) as caught:
-            read_schedule(tmp_path / name)
+            read_schedule_file(tmp_path / name)
         assert caught.value.rules == ("no-such-file",)
     with pytest.raises(ConfigError) as caught:
-        read_schedule(tmp_path / "imgae.csv")
+        read_schedule_file(tmp_path / "imgae.csv")
     assert caught.value.problems[0].suggestions == (str(tmp_path / "image.csv"),)
 
 

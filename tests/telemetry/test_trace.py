@@ -18,7 +18,7 @@ from echelon.telemetry.schedule_report import (
     write_planned_trace,
     write_traces,
 )
-from echelon.telemetry.trace import MEASURED, PLANNED, trace_path, write_trace
+from echelon.telemetry.timeline import MEASURED, PLANNED, trace_path, write_trace
 from tests.telemetry.recorded_runs import plan_of, stage_times, write_run
 from tests.telemetry.runs import names_by_track, read_trace
 

@@ -16,11 +16,9 @@ from cyclopts import Parameter
 
 from echelon.api.comparing import compare as compare_runs
 from echelon.api.comparing import compare_strategies
-from echelon.cli.flags import Json, Settings, bad_argument
+from echelon.cli.flags import REPORT, Json, ReportNames, Settings, WrittenFiles, bad_argument
 from echelon.cli.other_tools import AnyRun
-from echelon.cli.output import page_columns, print_result
-from echelon.cli.stderr import note, working
-from echelon.cli.written_files import REPORT, ReportNames, WrittenFiles
+from echelon.cli.output import note, page_columns, print_result, working
 from echelon.core.choices.strategies import STRATEGIES
 from echelon.core.settings.value_types import toml_text
 from echelon.page.documents.comparison import (

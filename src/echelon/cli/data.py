@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json, read_bytes
-from echelon.cli.output import print_json, print_result
-from echelon.cli.stderr import note, working
+from echelon.cli.output import note, print_json, print_result, working
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.messages.plurals import in_singular
 from echelon.core.units import binary_bytes, short_count
 
 if TYPE_CHECKING:
-    from echelon.api.looking import DataLook
+    from echelon.api.generating import DataLook
     from echelon.training.data.prepare import DatasetSummary
 
 
@@ -96,7 +95,7 @@ def look(
     json: Json = False,
 ) -> int:
     """Say what a run reads: sources, documents, ids in use; with --step, the text of a sample."""
-    from echelon.api.looking import look_at
+    from echelon.api.generating import look_at
 
     found = look_at(path, step=step, sample=sample)
     print_result("data look", lambda: asdict(found), lambda: look_text(found), as_json=json)

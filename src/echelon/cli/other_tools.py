@@ -13,8 +13,7 @@ from echelon.api.converting import export as export_run
 from echelon.api.converting import import_run
 from echelon.api.exporting import ExportedWeights, WeightFormat, export_weights
 from echelon.cli.flags import Json, Settings, bad_argument, require_run_file
-from echelon.cli.output import print_json, print_result
-from echelon.cli.stderr import note, working
+from echelon.cli.output import note, print_json, print_result, working
 from echelon.core.plan import DType
 from echelon.core.units import decimal_bytes
 from echelon.interop.importer import Imported, keys_by_fate, mapping_rows, summary_lines

@@ -18,7 +18,7 @@ heard of it stops all.
 Sent:  between stages [N, D] of a group forward, and its tokens back to every other stage; of a
        choice between tensor ranks: greedy an all-gather of 2 numbers for each sequence and of the
        wish; else one of its logits with the wish as one more.
-Bytes: `generated_bytes` in `cost/bytes/generate.py`.
+Bytes: `generated_bytes` in `tests/inference/sent_bytes.py`.
 
 Shape suffixes: B sequences, V ids, v ids of this rank.
 """

@@ -8,7 +8,7 @@ Split: the weights as in training (`parallel/tensor.py`); the cache by key/value
 Sent:  an all-reduce of [N, D] after the embedding, after attention and after the MLP, and after
        the experts of a rank; two numbers of a token where queries and keys are normed over all
        heads.
-Bytes: `generated_bytes` in `cost/bytes/generate.py`.
+Bytes: `generated_bytes` in `tests/inference/sent_bytes.py`.
 Must divide: tp | heads, kv_heads, ffn (the vocabulary is padded); ep is 1 or tp.
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Pope et al., "Efficiently Scaling
        Transformer Inference", 2022, section 3.
@@ -38,11 +38,17 @@ from echelon.core.model_shape import ModelShape
 from echelon.inference.cache import CacheBatch, KindCaches
 from echelon.models.attention.reference import visible
 from echelon.models.batch import TokenBatch
-from echelon.models.moe import Expert, MixtureOfExperts, router_logits
+from echelon.models.moe import (
+    Expert,
+    MixtureOfExperts,
+    choose_experts,
+    gates_of,
+    router_logits,
+    scores_of,
+)
 from echelon.models.operations import AttentionHeads, LatentProjections, Operations
 from echelon.models.precision import at_least_fp32, widened
 from echelon.models.rotary import rotary_key, rotary_tables
-from echelon.models.routing import choose_experts, gates_of, scores_of
 from echelon.parallel.kernels.width_norm import inverse_rms
 from echelon.parallel.transport.collectives import Group
 

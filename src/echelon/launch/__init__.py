@@ -13,7 +13,7 @@ launchers.py        ranks by MPI, Slurm and Kubernetes, in the names of torchrun
 gpus.py             the GPUs of this machine, and variables that ranks on them get
 host.py             cores and memory of this host
 root_cause.py       which of several faults came first
-stop.py             a request to stop; companion.py: a process beside a run
+stop.py             a request to stop
 
 These are floors: each imports only from those below it.
 """

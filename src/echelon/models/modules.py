@@ -51,11 +51,6 @@ class EmptyLinear(nn.Linear):
         if lora is not None:
             self.lora_a, self.lora_b = Weight(lora.rank, inputs), Weight(outputs, lora.rank)
 
-    @property
-    def adapted(self) -> bool:
-        """Return whether it has an adapter."""
-        return self.lora is not None
-
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """Return x W^T, with s (x A^T) B^T where there is an adapter."""
         y = super().forward(input)

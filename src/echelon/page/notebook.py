@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from echelon.planner.answer.sizes import SizesAnswer
     from echelon.planner.explain.compare import PlanComparison
     from echelon.proof.verdict import Proof
-    from echelon.rehearsal.result import Rehearsal
+    from echelon.rehearsal.run import Rehearsal
     from echelon.telemetry.summary import RunSummary
 
 

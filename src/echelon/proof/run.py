@@ -18,8 +18,7 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN
 from echelon.core.version import __version__
 from echelon.layout.islands import inner_plan, without_losses
-from echelon.proof.causes.diagnose import diagnose
-from echelon.proof.causes.plans import diagnose_races
+from echelon.proof.causes.diagnose import diagnose, diagnose_races
 from echelon.proof.claims.choice_errors import with_ties_of_ranks
 from echelon.proof.claims.claims import ClaimResult, judge, judge_races
 from echelon.proof.claims.conditioning import (

@@ -48,15 +48,6 @@ class ScheduleFile:
     cells: ActionCells
 
 
-def read_schedule(path: Path) -> Schedule:
-    """Return the schedule in a CSV or JSON file, unchecked.
-
-    ConfigError where the file or a word in it cannot be read; InfeasiblePlan where its numbers
-    alone say that it cannot be whole.
-    """
-    return read_schedule_file(path).schedule
-
-
 def read_schedule_file(path: Path) -> ScheduleFile:
     """Return the schedule in a CSV or JSON file with the cell of each action; see above."""
     text = _text_of(path)
@@ -86,7 +77,7 @@ def read_schedule_file(path: Path) -> ScheduleFile:
 
 
 def schedule_csv(schedule: Schedule) -> str:
-    """Return a checked schedule as CSV that `read_schedule` reads back; every action is a slot.
+    """A checked schedule as CSV, which `read_schedule_file` reads back; every action is a slot.
 
     Empty slots are left out where there would be millions of them.
     """

@@ -16,9 +16,8 @@ Nothing here imports torch, and nothing below imports this: training names its o
     timeline.py         a step of a pipeline, planned and measured; clocks of ranks put on one
     bubble.py           why ranks were idle
     bound.py            what binds a step: compute, memory, communication, data or bubble
-    trace.py            timelines as Chrome traces
     schedule_report.py  both timelines of a run, from its folder
 
-Floors, each on those after it: summary > bound > schedule_report > bubble, observer, trace >
+Floors, each on those after it: summary > bound > schedule_report > bubble, observer >
 routing, timeline > live, recorded_steps, trackers > events > console, json_lines, run_directory.
 """

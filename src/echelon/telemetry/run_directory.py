@@ -2,7 +2,7 @@
 """The folder of a run: made once, never overwritten, written by one process group at a time.
 
 runs/<name>/  run.toml  plan.json  environment.json  metrics.jsonl  events.jsonl.gz
-              traces/planned.json.gz  traces/measured.json.gz  (`telemetry/trace.py`)
+              traces/planned.json.gz  traces/measured.json.gz  (`telemetry/timeline.py`)
               logs/rank-0000.log  checkpoints/step-000500/
 
 environment.json says what the run ran on, so that a result can be told from its surroundings.

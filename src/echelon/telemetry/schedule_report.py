@@ -24,17 +24,21 @@ from echelon.telemetry.events import ranks_with_events
 from echelon.telemetry.recorded_steps import RecordedStep, RecordedSteps, step_ranges
 from echelon.telemetry.run_directory import open_run
 from echelon.telemetry.timeline import (
+    MEASURED,
+    PLANNED,
     ClockOffsets,
     RunPipeline,
     Timeline,
+    chrome_trace,
     clock_offsets_from_steps,
     is_whole,
     measured_durations,
     measured_timelines,
     pipelines_from_plan,
     planned_timelines,
+    trace_path,
+    write_trace,
 )
-from echelon.telemetry.trace import MEASURED, PLANNED, chrome_trace, trace_path, write_trace
 
 STEPS_SHOWN = 3
 """Steps that a measured trace holds and that action times are taken from: the last ones."""

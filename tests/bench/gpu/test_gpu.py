@@ -267,6 +267,8 @@ def test_plain_pytorch_compiles_to_one_graph_or_fails(monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+# PyTorch's compiler looks for the gradient of an activation, and hides its own warning of it.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_every_piece_of_echelon_compiles_whole() -> None:
     case = Case(framework="echelon", kernels="compiled")
     settings = Settings(load="tiny", sequences=2, case=case, device="cpu")

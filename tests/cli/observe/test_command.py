@@ -15,7 +15,7 @@ from echelon.cli import observe as observe_command
 from echelon.cli.main import main
 from echelon.telemetry.bubble import IdleCause
 from echelon.telemetry.summary import RunSummary
-from echelon.telemetry.trace import MEASURED, PLANNED, trace_path
+from echelon.telemetry.timeline import MEASURED, PLANNED, trace_path
 from tests.telemetry.recorded_runs import plan_of, stage_times, write_run
 from tests.telemetry.runs import names_by_track, plain_events, read_trace
 

@@ -10,7 +10,7 @@ import pytest
 
 from echelon.cli.main import main
 from echelon.schedule.build import build_schedule
-from echelon.schedule.files import read_schedule, schedule_csv
+from echelon.schedule.files import read_schedule_file, schedule_csv
 
 GOOD = "rank 0, F0.0, F0.1, BW0.0, BW0.1\nrank 1, F1.0, F1.1, BW1.0, BW1.1\n"
 NUMBERS = {
@@ -45,7 +45,7 @@ def test_a_schedule_with_millions_of_empty_slots_is_written_without_them(folder:
     text = schedule_csv(schedule)
     assert len(text) < 200_000
     (folder / "naive.csv").write_text(text)
-    assert read_schedule(folder / "naive.csv").actions == schedule.actions
+    assert read_schedule_file(folder / "naive.csv").schedule.actions == schedule.actions
 
 
 @pytest.mark.parametrize("times", ["1e-9,0,0", "0.5,0.25,0.25", "1e9,1e-9,0", "0,0,1e-3,1e9"])

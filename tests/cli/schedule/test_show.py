@@ -10,7 +10,7 @@ import pytest
 
 from echelon.cli.main import main
 from echelon.schedule.build import SCHEDULES, build_schedule
-from echelon.schedule.files import read_schedule
+from echelon.schedule.files import read_schedule_file
 
 GOOD = "rank 0, F0.0, F0.1, BW0.0, BW0.1\nrank 1, F1.0, F1.1, BW1.0, BW1.1\n"
 
@@ -57,7 +57,7 @@ def test_every_schedule_is_shown_and_written(
     builder = SCHEDULES[name]
     stages = builder.stages_for(2, builder.default_virtual_stages)
     built = build_schedule(name, num_stages=stages, num_ranks=2, num_microbatches=4)
-    assert read_schedule(csv) == built
+    assert read_schedule_file(csv).schedule == built
     assert main(["schedule", "check", str(csv)]) == 0
     capsys.readouterr()
     assert main(["schedule", "show", str(csv), "--json"]) == 0

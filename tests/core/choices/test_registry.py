@@ -12,9 +12,9 @@ from echelon.core.choices.registry import (
     load_plugins,
     load_reference,
     loaded_plugins,
-    plugins,
     use_plugins,
 )
+from tests.core.choices.loaded import plugins
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,10 @@ from echelon.core.plan import Plan
 from echelon.cost.activations.closed_forms import (
     bytes_of_block,
     gpt_block_bytes,
-    loss_bytes,
+    loss_kind_bytes,
     saved_bytes_of_block,
 )
-from echelon.cost.activations.from_plan import activation_numbers_from_plan
-from echelon.cost.activations.numbers import LOSS_ROWS, OperatorMemory
+from echelon.cost.activations.numbers import LOSS_ROWS, OperatorMemory, activation_numbers_from_plan
 from echelon.cost.activations.units import block_operators, head_operators
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
 from echelon.models.piece_sizes import TRAINING_PIECES
@@ -157,10 +156,12 @@ def test_closed_forms_of_the_loss_are_those_of_its_operators(draws: dict[str, ob
         waiting = {"zb-h1": plan.mesh.pp, "zb-h2": 2 * plan.mesh.pp - 1}
         others = min(waiting[plan.layout.pipeline.schedule], plan.num_microbatches) - 1
         exact = loss.backward_split + others * loss.weight_gradient_bytes
-    assert float(loss_bytes(work)) == pytest.approx(float(exact), rel=1e-9)
+    assert float(loss_kind_bytes(work).of_layout(work.layout)) == pytest.approx(
+        float(exact), rel=1e-9
+    )
 
 
 def test_another_trainer_holds_so_many_bytes_of_each_logit() -> None:
     work = with_trainer(small_work(tp=2.0), logit_held=6.0)
-    assert float(loss_bytes(work)) == 6.0 * 128 * 256 / 2
+    assert float(loss_kind_bytes(work).of_layout(work.layout)) == 6.0 * 128 * 256 / 2
     assert TRAINING_PIECES.loss_rows == LOSS_ROWS

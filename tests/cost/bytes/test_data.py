@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import DTYPE_BYTES, Plan, Zero, ZeroStage
-from echelon.cost.bytes.data import COUNT_BYTES, module_bytes
+from echelon.cost.bytes.data import COUNT_BYTES
 from echelon.cost.bytes.model_sizes import communication_volume
 from echelon.cost.bytes.sent import bytes_sent, bytes_sent_by_axis
 from echelon.layout.buckets import plan_buckets
@@ -19,6 +19,7 @@ from echelon.layout.stage import pp_rank_of, rank_part
 from tests.cost import layouts
 from tests.cost.layouts import zero_plan, zero_plans
 from tests.parallel.layouts import NANO, QWEN, plan_of
+from tests.parallel.module.sent_bytes import module_bytes
 from tests.walks import examples
 
 EMBEDDING = 37 * 16

@@ -10,18 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.cost.bytes.generate import (
-    CacheSize,
-    GenerationPass,
-    cache_size,
-    cache_width,
-    cached_blocks,
-    generated_bytes,
-)
+from echelon.cost.bytes.generate import CacheSize, cache_size, cache_width, cached_blocks
 from echelon.inference.cache import CachedSequence, PagedCache
 from echelon.launch.local.supervisor import RankPool
 from tests.inference.cases import LATENT, MODELS, PROMPTS
 from tests.inference.runs import COUNT, generation_plan, split_name, written
+from tests.inference.sent_bytes import GenerationPass, generated_bytes
 from tests.parallel.layouts import plan_of
 
 

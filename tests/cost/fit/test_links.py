@@ -11,9 +11,9 @@ import pytest
 from echelon.core.cluster import Cluster, Device, Link
 from echelon.cost.fit.links import (
     bus_bytes,
-    collective_seconds,
     fit_last_tier,
     fit_link,
+    node_of,
     seconds_on_cluster,
 )
 from echelon.cost.fit.samples import (
@@ -29,7 +29,7 @@ def _travelled(link: Link, noise: float = 0.0) -> list[Travelled]:
         Travelled(collective=Collective(kind=kind, degree=degree, num_bytes=size), seconds=1.0)
         for degree, kind, size in product((2, 4, 8), COLLECTIVES, sizes)
     ]
-    seconds = collective_seconds(link, bare)
+    seconds = seconds_on_cluster(node_of(link), bare)
     seconds = seconds * np.exp(noise * np.random.default_rng(3).standard_normal(len(bare)))
     return [replace(one, seconds=float(s)) for one, s in zip(bare, seconds, strict=True)]
 

@@ -53,7 +53,7 @@ RECORDS = {
             "echelon.planner.answer.answer.EstimatedPlan",
             "echelon.planner.predict.bands.BandedValue",
         ),
-        *("echelon.planner.explain.compare.PlanComparison", "echelon.rehearsal.result.Rehearsal"),
+        *("echelon.planner.explain.compare.PlanComparison", "echelon.rehearsal.run.Rehearsal"),
         *("echelon.proof.verdict.Proof", "echelon.proof.verdict.SubjectProof"),
         *("echelon.proof.bisect.verdict.Bisection", "echelon.proof.deviations.StrategyDeviation"),
         *("echelon.parallel.threads.module.ThreadedModule", "echelon.api.strategies.StrategyScope"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, cast
+
 import pytest
 
 from echelon.handbook.errata.claims import VERDICTS, select_claims
@@ -9,7 +12,6 @@ from echelon.handbook.errata.other_claims import (
     COMPUTED,
     agrees_to_given_digits,
     computed_value,
-    is_number,
 )
 
 FORMULAS = ("memory", "volume", "bubble")
@@ -17,6 +19,16 @@ FORMULAS = ("memory", "volume", "bubble")
 
 TOLD = {"llm-training-02", "llm-training-47"}
 """Numbers that are told: those of a data sheet, and what an implementation chooses to hold."""
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number, or consists of numbers."""
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[str, Any]", value)
+        return all(map(is_number, entries.values()))
+    if isinstance(value, list):
+        return all(map(is_number, cast("list[Any]", value)))
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 @pytest.mark.parametrize("verdict", VERDICTS)

@@ -8,10 +8,10 @@ import pytest
 
 from echelon.interop.hugging_face.trainer_keys import (
     model_of,
+    read_adamw,
+    read_autocast,
     read_course,
     read_model_name,
-    read_optimizer,
-    read_precision,
     read_schedule,
 )
 from echelon.interop.import_context import import_context
@@ -23,8 +23,8 @@ def settings(**given: object) -> dict[str, object]:
     """Return the settings of a few keys."""
     reader = KeyReader(tool="Tool", path="file", given=given)
     steps = read_course(reader, KEYS, import_context({}, None))
-    read_precision(reader, KEYS, sharded=True)
-    read_optimizer(reader, KEYS)
+    read_autocast(reader, KEYS, sharded=True)
+    read_adamw(reader, KEYS)
     read_schedule(reader, KEYS, steps)
     assert reader.problems == []
     return {key: entry.value for key, entry in reader.entries.items()}

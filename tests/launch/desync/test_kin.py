@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.launch.desync.fingerprint import Fingerprint
-from echelon.launch.desync.kin import (
+from echelon.launch.desync.verdict import (
     COMMON_PAST,
     alone,
     are_kin,

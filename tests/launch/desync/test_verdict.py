@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from echelon.launch.desync import kin, verdict
+from echelon.launch.desync import verdict
+from echelon.launch.desync import verdict as kin
 from echelon.launch.desync.connections import Connections, StalledConnection
 from echelon.launch.desync.findings import Finding, detail, summary
 from echelon.launch.desync.fingerprint import Activity, Fingerprint, RankEvidence

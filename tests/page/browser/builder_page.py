@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from echelon.page.explorer.schedules import ActionLengths, ScheduleVerdict, schedule_verdict
 from echelon.schedule.action import Schedule
+from web.formulas.schedules import ActionLengths, ScheduleVerdict, schedule_verdict
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -12,10 +12,10 @@ from echelon.config.load import load_job
 from echelon.core.units import binary_bytes
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
 from echelon.page.explorer.controls import Controls
-from echelon.page.explorer.inputs import inputs_of_controls, predict
 from tests.page.browser.conftest import WIDTHS, Opener
 from tests.page.browser.explorer_pages import document, link, move, numbers, record, settled, start
 from tests.page.explorer.random_controls import Settings, legal_settings, tables
+from web.formulas.inputs import inputs_of_controls, predict
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from echelon.page.explorer.broken_rules import broken_rules
-from echelon.page.explorer.guides import guide_ways
-from echelon.page.explorer.inputs import predict
 from tests.page.browser.conftest import Opener
 from tests.page.browser.explorer_pages import (
     document,
@@ -24,6 +22,8 @@ from tests.page.browser.explorer_pages import (
     start,
 )
 from tests.page.explorer.random_controls import Settings, legal_settings, random_settings, tables
+from web.formulas.guides import guide_ways
+from web.formulas.inputs import predict
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from echelon.config.load import load_job
-from echelon.page.explorer.schedules import ActionLengths, schedule_start, schedule_text
 from echelon.schedule.action import Action
 from echelon.schedule.check import check_schedule
 from echelon.schedule.deadlock import draw_deadlock, find_deadlock
@@ -18,6 +17,7 @@ from echelon.schedule.simulate import Durations, simulate
 from tests.page.browser.builder_page import drag, require_said, rows, shown, start, tile
 from tests.page.browser.conftest import WIDTHS, Opener
 from tests.page.browser.test_explorer import document
+from web.formulas.schedules import ActionLengths, schedule_start, schedule_text
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

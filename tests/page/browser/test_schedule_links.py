@@ -7,10 +7,10 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from echelon.page.explorer.schedules import ActionLengths
 from tests.page.browser.builder_page import require_said, rows, shown, start
 from tests.page.browser.conftest import Opener
 from tests.page.browser.test_explorer import document
+from web.formulas.schedules import ActionLengths
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -7,8 +7,8 @@ import pytest
 from echelon.core.errors import ConfigError
 from echelon.page.explorer.broken_rules import broken_rules
 from echelon.page.explorer.document import explorer_page, start_controls
-from echelon.page.explorer.inputs import machine_place
 from tests.page.explorer.random_controls import tables
+from web.formulas.inputs import machine_place
 
 
 def test_every_model_starts_with_a_plan_on_every_cluster() -> None:

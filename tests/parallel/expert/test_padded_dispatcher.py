@@ -16,7 +16,7 @@ from echelon.parallel.expert.router import TokenRouting
 from echelon.parallel.expert.token_dispatcher import FlatTokenDispatcher, PaddedTokenDispatcher
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder
-from echelon.rehearsal.log import HostRead, RankLog
+from echelon.rehearsal.order import HostRead, RankLog
 from echelon.rehearsal.shapes import ShapesOnly
 from tests.parallel.expert import targets as expert_targets
 from tests.parallel.expert.targets import EXPERTS, Mixed, mixture_plan, stream_of

@@ -56,7 +56,7 @@ def test_outputs_and_gradients_are_those_of_autograd(name: str) -> None:
 def _compare(model: RankModel, linear: EmptyLinear) -> None:
     slots = {id(slot.parameter): slot for bucket in model.buckets for slot in bucket.slots}
     assert slots[id(linear.weight)].gradient.numel() == 0
-    for one in (linear.lora_a, linear.lora_b) if linear.adapted else ():
+    for one in (linear.lora_a, linear.lora_b) if linear.lora is not None else ():
         assert one.weight.grad is not None
         torch.testing.assert_close(slots[id(one.weight)].gradient, one.weight.grad)
         assert float(one.weight.grad.abs().max()) > 0

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from echelon.core.plan import Precision, Zero
-from echelon.cost.bytes.data import module_bytes
 from echelon.launch.local.supervisor import RankPool
 from echelon.layout.modules import ROOT, plan_module_buckets
 from echelon.parallel.module.module import apply_to_module, find_units, users_of
@@ -27,6 +26,7 @@ from tests.parallel.module.loops import (
     run,
 )
 from tests.parallel.module.models import Block, make
+from tests.parallel.module.sent_bytes import module_bytes
 from tests.parallel.module.targets import Loop
 
 SGD = replace(ADAMW, kind="sgd", momentum=0.9)

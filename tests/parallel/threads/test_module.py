@@ -11,9 +11,15 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import echelon as ec
-from echelon.core.choices.threads import THREADS_AXIS, replica_rows
 from echelon.core.event import EventList
-from echelon.cost.bytes.modules import ByRows, ThreadedPass, ThreadedStep, step_bytes
+from echelon.cost.bytes.threads import (
+    THREADS_AXIS,
+    ByRows,
+    ThreadedPass,
+    ThreadedStep,
+    replica_rows,
+    step_bytes,
+)
 from echelon.parallel.threads.copies import state_of
 from tests.parallel.threads.modules import F64, LIMIT, MODELS, both, furthest, gradients
 

@@ -9,7 +9,7 @@ import pytest
 
 from echelon.cli.main import main
 from echelon.core.units import binary_bytes
-from echelon.planner.answer.no_plan import fixes_text, leanest_json, no_plan_text
+from echelon.planner.answer.why_text import fixes_text, leanest_json, no_plan_text
 from echelon.planner.explain.no_plan import LeanestPlan, leanest_plan
 from echelon.planner.search.search import search
 from tests.planner.requests import small

@@ -13,16 +13,14 @@ from echelon.core.plan import Plan
 from echelon.proof.causes.factors import (
     known_factors,
     name_factor,
-    name_partial_norm,
-    named_on_mesh,
-    place_of_parameter,
+    named_factor,
 )
 from echelon.proof.causes.gradients.microbatch_weights import (
-    WrongGradient,
+    WrongGradientOfPlan,
     explain_weights,
     fit_microbatch_weights,
 )
-from echelon.proof.causes.gradients.norm import norms_of_parts
+from echelon.proof.causes.gradients.norm import name_norm, norms_of_parts
 from echelon.proof.evidence.fits import fit_basis, fit_factor
 from echelon.proof.oracle.oracle import MicrobatchKey, OracleStep, contributions, run_oracle
 from echelon.proof.shrink import shrink
@@ -42,10 +40,10 @@ def steps(plan: Plan) -> tuple[OracleStep, ...]:
     return run_oracle(plan, 2)
 
 
-def gradient_of(plan: Plan, oracle: OracleStep) -> WrongGradient:
+def gradient_of(plan: Plan, oracle: OracleStep) -> WrongGradientOfPlan:
     """Return all of a wrong gradient that patterns of weights are compared with."""
     known, evidence = known_factors(plan, oracle), SimpleNamespace(plan=plan)
-    return cast("WrongGradient", SimpleNamespace(evidence=evidence, oracle=oracle, known=known))
+    return cast("WrongGradientOfPlan", SimpleNamespace(evidence=evidence, step=oracle, known=known))
 
 
 @pytest.mark.parametrize(
@@ -86,7 +84,7 @@ def test_a_fit_says_what_it_leaves_unexplained() -> None:
 
 PATTERNS: tuple[tuple[Callable[[MicrobatchKey, int, int], float], str, str], ...] = (
     (lambda slot, count, total: 2.0, "dp", "dp or tp"),
-    (lambda slot, count, total: total / (6 * count), "token ratio", "dp or microbatches"),
+    (lambda slot, count, total: total / (6 * count), "mean of means", "dp or microbatches"),
     (lambda slot, count, total: float(slot[0] == 1), "missing sum", "dp"),
     (lambda slot, count, total: float(slot[0] == 0), "replicas lost", "dp"),
     (lambda slot, count, total: float(slot[1] == 2), "microbatches lost", "microbatches"),
@@ -149,24 +147,24 @@ def test_norms_of_parts_differ_from_the_norm_and_from_each_other() -> None:
 def test_a_factor_is_named_by_the_axes_that_have_it() -> None:
     evidence = evidence_of({})
     step = evidence.steps[0]
-    assert named_on_mesh(evidence, step, 2.0).factor == "dp"
-    assert (named_on_mesh(evidence, step, 0.5).factor, named_on_mesh(evidence, step, 0.5).axis) == (
+    assert named_factor(evidence, step, 2.0).factor == "dp"
+    assert (named_factor(evidence, step, 0.5).factor, named_factor(evidence, step, 0.5).axis) == (
         "1/dp",
         "dp",
     )
-    assert named_on_mesh(evidence, step, 1.7).factor == "number"
+    assert named_factor(evidence, step, 1.7).factor == "number"
 
 
 def test_a_partial_norm_says_of_what() -> None:
     evidence = evidence_of({})
     step = evidence.steps[0]
-    found = name_partial_norm(evidence, step, step.grad_norm * 2**0.5)
+    found = name_norm(evidence, step, step.grad_norm * 2**0.5)
     assert found is not None
     assert found.description.startswith(f"{step.grad_norm * 2**0.5:.6g} is the norm of all that")
     assert (found.axis, found.value) == ("dp", pytest.approx(2**0.5))
-    assert name_partial_norm(evidence, step, step.grad_norm) is None
+    assert name_norm(evidence, step, step.grad_norm) is None
 
 
 def test_where_a_parameter_lies_is_told() -> None:
-    assert place_of_parameter(evidence_of({}), "w") == "copies over dp"
-    assert place_of_parameter(evidence_of({}), "loss") == ""
+    assert evidence_of({}).run.place_of("w") == "copies over dp"
+    assert evidence_of({}).run.place_of("loss") == ""

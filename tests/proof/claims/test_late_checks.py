@@ -10,7 +10,7 @@ import torch
 
 from echelon.core.rulebook import prove as rules
 from echelon.parallel.completion.in_flight import Race, RaceKind
-from echelon.proof.causes.plans import RACE_RULES
+from echelon.proof.causes.diagnose import RACE_RULES
 from echelon.proof.claims.claims import judge, judge_races
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.late import LateRun

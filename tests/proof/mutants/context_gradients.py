@@ -205,7 +205,7 @@ def slices_not_summed_over_context(patch: pytest.MonkeyPatch, plan: Plan) -> Non
 
 
 @mutant(
-    in_gradients(split("ring", accumulation=1), "token ratio", HEAD),
+    in_gradients(split("ring", accumulation=1), "mean of means", HEAD),
 )
 def divided_by_own_tokens(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Divide each context rank's loss by the tokens of its own positions."""

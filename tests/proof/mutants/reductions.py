@@ -49,7 +49,7 @@ def scale_microbatches(patch: pytest.MonkeyPatch, factor: Any) -> None:
 
 
 @mutant(
-    Told("prove-gradients", "head.weight", "token ratio", "dp or microbatches", plan={"dp": 2}),
+    Told("prove-gradients", "head.weight", "mean of means", "dp or microbatches", plan={"dp": 2}),
 )
 def mean_of_means(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Divide each microbatch by its own tokens, then by the number of microbatches."""
@@ -75,7 +75,7 @@ def turned_sign(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 
 @mutant(
-    Told("prove-loss", "loss", "token ratio", "dp", plan={"dp": 2}),
+    Told("prove-loss", "loss", "mean of means", "dp", plan={"dp": 2}),
 )
 def loss_is_mean_of_means(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Report the mean over replicas of their own mean loss; gradients are right."""

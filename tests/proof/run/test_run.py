@@ -101,7 +101,7 @@ def test_the_written_proof_says_all(rank_pool: RankPool, tmp_path: Path) -> None
         ("UpdateRounded", "prove-clipped-update", "norm.weight", "reordering only"),
         ("NotFinite", "prove-gradients", "norm.weight", "not finite"),
         ("Silent", "prove-gradients", "norm.weight", "zero"),
-        ("Drifting", "prove-replicas", "norm.weight", "none"),
+        ("Drifting", "prove-replicas", "norm.weight", "copies differ"),
         ("ClippedByTorch", "prove-clipped-update", "embedding.weight", "clip epsilon"),
         ("NotClipped", "prove-clipped-update", "embedding.weight", "clip"),
         ("Forgetful", "prove-clipped-update", "embedding.weight", "none"),

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from echelon.core.rulebook.verify import VERIFY_SHARDING
-from echelon.proof.causes.captured import not_sharded
+from echelon.proof.causes.diagnose import not_sharded
 from echelon.proof.claims.captured_checks import sharding
 from echelon.proof.claims.checks import Check
 from echelon.proof.evidence.captured import AskedSharding, HeldCopies, LogicalParameters

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from echelon.schedule.build import build_schedule, builder_of
 from echelon.schedule.builders.zero_bubble import ZeroBubbleH1, ZeroBubbleH2, ZeroBubbleV
-from tests.schedule.closed_forms import longest_wait_inside, simulated, times_of
+from tests.schedule.closed_forms import closed_form_holds, longest_wait_inside, simulated, times_of
 
 seconds = st.integers(1, 9)
 
@@ -131,9 +131,9 @@ def test_a_rank_holds_p_whole_microbatches_as_1f1b_does() -> None:
 
 def test_where_the_closed_form_is_not_claimed() -> None:
     uneven = times_of(1, 2, 1)
-    assert not _builder(4, 6).closed_form_holds(uneven)
-    assert _builder(4, 6).closed_form_holds()
-    assert _builder(4, 7).closed_form_holds(uneven)
+    assert not closed_form_holds(_builder(4, 6), uneven)
+    assert closed_form_holds(_builder(4, 6))
+    assert closed_form_holds(_builder(4, 7), uneven)
 
 
 def test_the_ends_of_the_model_are_on_the_same_rank() -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from echelon.core.choices.trackers import TRACKERS
-from echelon.launch.companion import tracker_environment
-from echelon.telemetry.trackers.guard import worker_command
+from echelon.telemetry.trackers.guard import tracker_environment, worker_command
 from echelon.telemetry.trackers.progress import mirror_status, read_progress, write_progress
 from echelon.telemetry.trackers.tracker import tracker_folder
 from tests.telemetry.trackers.metrics import (

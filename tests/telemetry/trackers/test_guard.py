@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from echelon.core.choices.trackers import TRACKERS
-from echelon.launch.companion import Companion
+from echelon.telemetry.trackers.guard import Companion
 from echelon.telemetry.trackers.progress import log_path, mirror_status
 from echelon.telemetry.trackers.start import GUARD, unmirrored
 from tests.telemetry.trackers.fakes import install_fakes

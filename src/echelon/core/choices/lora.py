@@ -47,9 +47,6 @@ LATENT_GROUPS = (("q_down", "kv_down"), ("q_up",), ("kv_up",))
 WHOLE_LINEARS = frozenset(LATENT_GROUPS[0])
 """Layers that every tensor rank has whole."""
 
-ROW_LINEARS = frozenset({"o", "down"})
-"""Layers that tensor parallelism splits by input."""
-
 LORA_A, LORA_B = "lora_a", "lora_b"
 """Names of the two matrices of an adapter, below the name of its layer."""
 
@@ -66,7 +63,6 @@ class Lora:
     ]
     """Rows of A and columns of B."""
     alpha: Annotated[float, Configured("adapters are scaled by alpha / rank", default=16.0)]
-    """What the product of both is scaled by, before it is divided by the rank or its root."""
     targets: Annotated[
         tuple[str, ...],
         Configured(
@@ -77,7 +73,6 @@ class Lora:
     ]
     """Names of `LORA_LINEARS`, in that order."""
     rslora: Annotated[bool, Configured("scaled by alpha / sqrt(rank)")] = False
-    """Whether it is divided by the root of the rank."""
 
     @property
     def scale(self) -> float:

@@ -11,8 +11,7 @@ point of the group `echelon.plugins`. Ranks load what the process that starts th
 from __future__ import annotations
 
 import importlib
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Protocol, TypeVar
@@ -122,14 +121,3 @@ def load_installed_plugins() -> None:
 @cache
 def _installed_plugins() -> tuple[str, ...]:
     return tuple(point.value for point in entry_points(group=ENTRY_POINTS))
-
-
-@contextmanager
-def plugins(*references: str) -> Generator[None, None, None]:
-    """Load plugins for as long as a block runs."""
-    before = loaded_plugins()
-    use_plugins((*before, *references))
-    try:
-        yield
-    finally:
-        use_plugins(before)

@@ -3,12 +3,6 @@
 
 from echelon.core.rules import Rule
 
-_FILE = """
-MESH = {"dp": 2}
-def one_device(case): ...
-def on_rank(case): ...
-"""
-
 VERIFY_FILE = Rule(
     id="verify-file",
     why="""

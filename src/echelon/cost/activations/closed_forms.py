@@ -163,11 +163,6 @@ def loss_kind_bytes(work: CostInputs) -> LossBytes:
     )
 
 
-def loss_bytes(work: CostInputs) -> Num:
-    """Return the most that a rank with the head has of logits, and of what goes with them."""
-    return loss_kind_bytes(work).of_layout(work.layout)
-
-
 def _loss_numbers(work: CostInputs) -> ActivationNumbers:
     """Return the sizes that the loss of our trainer has."""
     tp, element, software = work.layout.tp, np.asarray(work.element), work.software

@@ -12,7 +12,7 @@ sequence parallelism, a tied embedding, replicas) is added to the slice only, on
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.choices.collective_algorithms import COLLECTIVE_ALGORITHMS
@@ -28,7 +28,6 @@ from echelon.cost.bytes.terms import (
     SentTerm,
     all_gather_bytes,
     all_reduce_bytes,
-    reduce_scatter_bytes,
 )
 from echelon.layout.buckets import (
     BucketPlan,
@@ -46,7 +45,6 @@ from echelon.layout.data_groups import (
     secondary_elements,
     shard_ranks,
 )
-from echelon.layout.modules import ModuleBuckets
 from echelon.layout.muon import MuonExchange, muon_elements
 from echelon.layout.slots import trained_buckets
 from echelon.layout.stage import RankPart
@@ -327,41 +325,3 @@ def _sums_of_slices(
 
 def _reduction_size(plan: Plan) -> int:
     return DTYPE_BYTES[plan.mathematics.precision.reduction]
-
-
-def module_bytes(
-    plan: Plan, buckets: ModuleBuckets, *, rank: int = 0, passes: int, kept: Collection[str]
-) -> dict[str, int]:
-    """Return the bytes that `rank` sends for data parallelism in a step of `passes` backwards.
-
-    A sliced bucket in `kept` is whole from forward to the end of backward, so it is gathered once
-    for both; without resharding each is gathered once per step.
-    """
-    zero, trained = plan.layout.zero, buckets.trained
-    if zero.stage == 0:
-        sent = {DATA_AXIS: _all_reduced(plan, trained, rank, expert=False).bytes}
-    else:
-        size = DTYPE_BYTES[plan.mathematics.precision.parameters]
-        wide, degree = _reduction_size(plan), shard_degree(plan)
-
-        def gathers(bucket: BucketPlan) -> int:
-            if not (bucket.sliced and zero.reshard_after_forward):
-                return 1
-            return passes * (1 if bucket.name in kept else 2)
-
-        rounds = passes if accumulates_slices(plan) else 1
-        scattered = (reduce_scatter_bytes(slice_elements(plan, b) * wide, degree) for b in trained)
-        gathered = (
-            gathers(b) * all_gather_bytes(slice_elements(plan, b) * size, degree)
-            for b in (*trained, *buckets.frozen)
-        )
-        sent = {
-            Axis.DP_SHARD.value: rounds * sum(scattered) + sum(gathered),
-            Axis.DP_REPLICATE.value: _replicas(plan, trained, rank).bytes,
-        }
-    sent[Axis.TP.value] = sum(
-        all_reduce_bytes(slice_elements(plan, one) * _reduction_size(plan), plan.mesh.tp)
-        for one in trained
-        if one.kind == "partial"
-    )
-    return {axis: count for axis, count in sent.items() if count}

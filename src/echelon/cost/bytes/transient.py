@@ -31,7 +31,7 @@ from math import prod
 from echelon.core.axis import Axis
 from echelon.core.choices.collective_algorithms import BACKEND
 from echelon.core.choices.optimizers import OPTIMIZERS
-from echelon.core.offload_file import round_up_to_pages
+from echelon.core.disk import round_up_to_pages
 from echelon.core.plan import DTYPE_BYTES, OffloadTarget, Plan
 from echelon.cost.bytes.all_reduce import sum_group
 from echelon.cost.bytes.context_memory import most_attention_memory

@@ -56,7 +56,7 @@ def fit_link(
     Its bandwidth is kept where it is `rated`, by a vendor; else it is the best that was measured.
     The ranks of a collective share `cores` (0: each has its own).
     """
-    return fit_last_tier(_node_of(link, cores), timed, rated=rated)
+    return fit_last_tier(node_of(link, cores), timed, rated=rated)
 
 
 def fit_last_tier(
@@ -95,13 +95,6 @@ def fit_last_tier(
     )
 
 
-def collective_seconds(
-    link: Link, timed: Sequence[TimedCollective], *, cores: float = 0.0
-) -> Array:
-    """Return the predicted seconds of collectives over one link, whose ranks share `cores`."""
-    return seconds_on_cluster(_node_of(link, cores), timed)
-
-
 def seconds_on_cluster(cluster: Cluster, timed: Sequence[TimedCollective]) -> Array:
     """Return the predicted seconds of collectives of the first ranks of `cluster`."""
     numbers = {
@@ -118,7 +111,8 @@ def seconds_on_cluster(cluster: Cluster, timed: Sequence[TimedCollective]) -> Ar
     )
 
 
-def _node_of(link: Link, cores: float) -> Cluster:
+def node_of(link: Link, cores: float = 0.0) -> Cluster:
+    """One node whose ranks share a link and `cores`."""
     return Cluster(
         name="one",
         device=replace(_DEVICE, cores=cores),

@@ -9,8 +9,8 @@ one direction and per device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeAlias, TypeVar, cast
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,6 @@ from echelon.core.cluster import PCIE_4_BYTES_PER_S
 
 Array: TypeAlias = NDArray[np.float64]
 Num: TypeAlias = "float | Array"
-Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,19 +298,6 @@ def stacked_layouts(layouts: Sequence[LayoutNumbers]) -> LayoutNumbers:
         same = all(value == values[0] for value in values)
         changed[item.name] = values[0] if same else np.array(values, dtype=float)
     return LayoutNumbers(**changed)
-
-
-def take_entries(record: Record, index: Any) -> Record:
-    """Return `record` with every array in it replaced by its entries at `index`."""
-    changed: dict[str, Any] = {}
-    for item in fields(record):  # type: ignore[arg-type]
-        value = getattr(record, item.name)
-        if isinstance(value, np.ndarray):
-            changed[item.name] = value[index]
-        elif isinstance(value, tuple):
-            parts = cast("tuple[object, ...]", value)
-            changed[item.name] = tuple(take_entries(part, index) for part in parts)
-    return replace(record, **changed)  # type: ignore[type-var]
 
 
 def first_number(value: Num) -> float:

@@ -275,16 +275,6 @@ def computed_value(claim: PublishedClaim) -> object | None:
     return None if function is None else function(SimpleNamespace(**claim.inputs))
 
 
-def is_number(value: Any) -> bool:
-    """Return whether a value is a number, or consists of numbers."""
-    if isinstance(value, Mapping):
-        entries = cast("Mapping[str, Any]", value)
-        return all(map(is_number, entries.values()))
-    if isinstance(value, list):
-        return all(map(is_number, cast("list[Any]", value)))
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def agrees_to_given_digits(ours: Any, holds: Any) -> bool:
     """Return whether a computed value is the stated one, to the digits to which that is given."""
     if isinstance(holds, Mapping):

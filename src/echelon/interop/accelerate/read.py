@@ -21,8 +21,8 @@ from echelon.core.settings.value_types import Text
 from echelon.interop.abilities import by_word
 from echelon.interop.accelerate.abilities import NAMES, TABLES
 from echelon.interop.deepspeed.abilities import EXCHANGE
+from echelon.interop.deepspeed.read import HOMES
 from echelon.interop.deepspeed.read import read_keys as read_deepspeed
-from echelon.interop.deepspeed.read_zero import HOMES
 from echelon.interop.followed import adopt, inner_reader
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, FROM_ZERO, ZERO_STAGE, KeyReader

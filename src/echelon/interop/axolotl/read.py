@@ -12,17 +12,15 @@ from math import prod
 from typing import cast
 
 from echelon.interop.abilities import tool_tables
-from echelon.interop.hugging_face.deepspeed_file import DeepSpeedFile
 from echelon.interop.hugging_face.trainer_keys import (
+    CHATS,
     AdapterKeys,
+    DeepSpeedFile,
     TrainerKeys,
+    finish_trainer,
     read_adapters,
-    read_batch,
-    read_course,
     read_model_name,
-    read_optimizer,
-    read_precision,
-    read_schedule,
+    read_training,
 )
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, KeyReader
@@ -50,7 +48,6 @@ ADAPTERS = AdapterKeys(
     folder="lora_model_dir",
     every="lora_target_linear",
 )
-CHATS = "data.source is a file of chats: --set data.source=CHATS.jsonl --set data.tokenizer=FOLDER"
 TP, CP, EP = "tensor_parallel_size", "context_parallel_size", "expert_parallel_size"
 SHARD, REPLICATE = "dp_shard_size", "dp_replicate_size"
 _OFFLOAD = ("fsdp_config.offload_params", "fsdp_config.fsdp_offload_params")
@@ -69,11 +66,7 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
     file = DeepSpeedFile.of(reader)
     stage = _read_sharding(reader, file)
     context, groups = _read_ranks(reader, context)
-    data = read_batch(reader, KEYS, stage, groups, context)
-    read_precision(reader, KEYS, sharded=stage > 0)
-    read_optimizer(reader, KEYS)
-    steps = read_course(reader, KEYS, context)
-    read_schedule(reader, KEYS, steps)
+    data = read_training(reader, KEYS, context, stage=stage, groups=groups, sharded=stage > 0)
     _read_packing(reader)
     _read_method(reader)
     key = "gradient_checkpointing"
@@ -81,12 +74,7 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
         value = "full" if on not in (False, "false") else "none"
         reader.set(key, "recompute.policy", value, "blocks keep their input only, or everything")
         reader.known[key] = None
-    if file is not None:
-        file.read(KEYS, data, context)
-    for group in ("method", "rest"):
-        reader.judge(TABLES.keys[group])
-    reader.judge_prefixes(TABLES.keys["prefixes"])
-    reader.finish()
+    finish_trainer(reader, TABLES, KEYS, file, data, context)
 
 
 def _read_sharding(reader: KeyReader, file: DeepSpeedFile | None) -> int:

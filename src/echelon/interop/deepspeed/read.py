@@ -3,19 +3,25 @@
 
 https://www.deepspeed.ai/docs/config-json; "auto" as Hugging Face's integration resolves it.
 
-The section names the modules of a model by patterns; here the model has its experts, and the run
-builds on it. DeepSpeed 0.19.
+The section of experts names the modules of a model by patterns; here the model has its experts, and
+the run builds on it. Numbers are read by `read_numbers.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
+from pathlib import Path
 
-from echelon.interop.deepspeed.abilities import EXCHANGE, TABLES
+from echelon.core.axis import SHARD_AXES
+from echelon.core.mesh import Mesh
+from echelon.core.plan import DTYPE_BYTES
+from echelon.core.settings.value_types import Text
+from echelon.interop.abilities import by_word
+from echelon.interop.deepspeed.abilities import EXCHANGE, OFFLOAD_DEVICES, TABLES
 from echelon.interop.deepspeed.read_numbers import read_optimizer, read_precision, read_scheduler
-from echelon.interop.deepspeed.read_zero import TABLE, read_activations, read_stage, read_zero
 from echelon.interop.import_context import ImportContext
-from echelon.interop.key_reader import COUNT, FLAG, FROM_ZERO, POSITIVE, KeyReader
+from echelon.interop.key_reader import COUNT, FLAG, FROM_ZERO, POSITIVE, ZERO_STAGE, KeyReader
 from echelon.interop.ranks import (
     DataRanks,
     data_ranks_from_launcher,
@@ -25,6 +31,7 @@ from echelon.interop.ranks import (
     set_data_mesh,
     shards_of_experts,
 )
+from echelon.layout.data_groups import ranks_per_node
 
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _MICS = "zero_optimization.mics_shard_size"
@@ -229,3 +236,234 @@ def _read_router(reader: KeyReader) -> None:
     reader.take(f"{EXPERTS}.route_norm", f"{router}.renormalise", FLAG, why)
     key, why = f"{EXPERTS}.routed_scaling_factor", "factor of the weights of experts"
     reader.take(key, f"{router}.gate_scale", POSITIVE, why, auto=as_model)
+
+
+TABLE = "zero_optimization"
+_PREFETCH = f"{TABLE}.stage3_prefetch_bucket_size"
+_PERSISTENCE = f"{TABLE}.stage3_param_persistence_threshold"
+_MAX_LIVE = f"{TABLE}.stage3_max_live_parameters"
+_MAX_REUSE = f"{TABLE}.stage3_max_reuse_distance"
+_BUCKET = f"{TABLE}.reduce_bucket_size"
+_SECONDARY = f"{TABLE}.zero_hpz_partition_size"
+
+# DeepSpeed's own, of the two that bound what stays whole between forward and backward.
+_DEFAULT_MAX_LIVE = 10**9
+
+
+def read_stage(reader: KeyReader) -> int:
+    """Map the stage, and return it; the old form of the table is true or false."""
+    if isinstance(old := reader.given.get(TABLE), bool):
+        reader.known[TABLE] = None
+        reader.set(TABLE, "zero.stage", int(old), "true is stage 1")
+        return int(old)
+    key = f"{TABLE}.stage"
+    if not reader.has(key):
+        why = "DeepSpeed shares nothing out by default"
+        reader.set(key, "zero.stage", 0, why, source=reader.default)
+    return reader.take(key, "zero.stage", ZERO_STAGE, "what data ranks share out") or 0
+
+
+def read_zero(
+    reader: KeyReader, stage: int, gradients: str, data: int, context: ImportContext
+) -> None:
+    """Map buckets, units and offload; `gradients` is the dtype in which they accumulate."""
+    _read_bucket(reader, stage, gradients, data, context)
+    stage_3_keys = (_PREFETCH, _PERSISTENCE, _MAX_LIVE, _MAX_REUSE, _SECONDARY)
+    if stage == 3:
+        _read_persistence(reader, context)
+        _read_prefetch(reader, context)
+        _read_resharding(reader, context)
+        _read_secondary(reader, context)
+    else:
+        reader.skip_all(stage_3_keys, f"it is about stage 3, and the stage is {stage}")
+    read_offload(reader)
+
+
+def _read_bucket(
+    reader: KeyReader, stage: int, gradients: str, data: int, context: ImportContext
+) -> None:
+    if stage == 3 or data * context.degrees["cp"] == 1:
+        why = "a bucket is a unit at stage 3" if stage == 3 else "one data rank reduces nothing"
+        reader.skip(_BUCKET, why)
+        return
+    size = DTYPE_BYTES[gradients]
+    if reader.is_auto(_BUCKET):
+        if context.model is not None:
+            hidden = context.model.hidden
+            why = f"hidden^2 elements, as Hugging Face has it: {hidden}^2 x {size} bytes"
+            reader.set(_BUCKET, "zero.bucket_bytes", hidden * hidden * size, why)
+        return
+    elements = reader.integer(_BUCKET, setting="zero.bucket_bytes")
+    if elements is not None:
+        why = f"{elements} elements x {size} bytes of {gradients}"
+        reader.set(_BUCKET, "zero.bucket_bytes", elements * size, why)
+
+
+def _read_persistence(reader: KeyReader, context: ImportContext) -> None:
+    setting = "zero.keep_whole_below"
+    if reader.is_auto(_PERSISTENCE):
+        if context.model is not None:
+            hidden = context.model.hidden
+            why = f"10 x hidden, as Hugging Face has it: parameters up to 10 x {hidden}"
+            reader.set(_PERSISTENCE, setting, 10 * hidden + 1, why)
+        return
+    elements = reader.integer(_PERSISTENCE, FROM_ZERO, setting=setting)
+    if elements is not None:
+        why = f"parameters of up to {elements} elements are not cut"
+        reader.set(_PERSISTENCE, setting, elements + 1 if elements else 0, why)
+
+
+def _read_prefetch(reader: KeyReader, context: ImportContext) -> None:
+    """Map how much is gathered ahead to whole units, within what may be whole at a time."""
+    units, keys, whys = None, list[str](), list[str]()
+    block = context.block_elements
+    if reader.is_auto(_PREFETCH):
+        if context.model is not None:
+            hidden = context.model.hidden
+            units, keys = 1, [_PREFETCH]
+            whys.append(
+                f"0.9 x hidden^2, as Hugging Face has it: {int(0.9 * hidden * hidden)} elements "
+                f"of a block of {block}: one unit"
+            )
+    elif (elements := reader.integer(_PREFETCH, setting="zero.prefetch")) is not None and block:
+        units, keys = min(ceil(elements / block), context.stage_blocks), [_PREFETCH]
+        whys.append(f"{elements} elements of blocks of {block}: {units} units")
+    live = reader.integer(_MAX_LIVE, setting="zero.prefetch")
+    if live is not None and block:
+        fit = max(0, live // block - 1)
+        if fit < (1 if units is None else units):
+            units, keys = fit, [*keys, _MAX_LIVE]
+            whys.append(f"{live} elements whole at a time: {fit} beside the one that computes")
+        else:
+            reader.skip(_MAX_LIVE, f"at most 1 + zero.prefetch blocks of {block} are whole")
+    if units is not None:
+        reader.set(keys[-1], "zero.prefetch", units, "; ".join(whys), source=reader.where(*keys))
+        reader.skip_all(keys[:-1], f"less, because of {keys[-1]}")
+
+
+def _read_resharding(reader: KeyReader, context: ImportContext) -> None:
+    """Map the reuse distance: from the forward of the first block to its backward.
+
+    DeepSpeed keeps a unit that is needed again within the distance, as long as what is whole stays
+    within its other bound. Here that is decided for all units together.
+    """
+    distance = reader.integer(_MAX_REUSE, setting="zero.reshard_after_forward")
+    if distance is None or context.model is None:
+        return
+    bound = reader.given.get(_MAX_LIVE)
+    live = int(bound) if isinstance(bound, int | float) else _DEFAULT_MAX_LIVE
+    whole = context.block_elements * context.stage_blocks
+    kept = distance >= 2 * whole and live >= whole
+    word = "never" if kept else "always"
+    why = (
+        f"a stage has {whole} elements of blocks, twice that lies between forward and backward of "
+        f"the first: {'both bounds hold it' if kept else 'more than is kept'}"
+    )
+    reader.set(_MAX_REUSE, "zero.reshard_after_forward", word, why)
+
+
+def _read_secondary(reader: KeyReader, context: ImportContext) -> None:
+    """Map over how many ranks secondary slices are cut: all of a node that share out, or none."""
+    setting = "zero.secondary"
+    size = reader.integer(_SECONDARY, FROM_ZERO, setting=setting)
+    if size is None:
+        return
+    replicate, shard = (
+        entry.value if entry is not None and isinstance(entry.value, int) else 1
+        for axis in ("dp_replicate", "dp_shard")
+        for entry in (reader.entries.get(f"mesh.{axis}"),)
+    )
+    pp, cp, tp = (context.degrees[axis] for axis in ("pp", "cp", "tp"))
+    mesh = Mesh(pp=pp, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp)
+    groups = mesh.groups(*SHARD_AXES)
+    near = ranks_per_node(groups, context.devices_per_node)
+    kept = reader.entries.get("zero.reshard_after_forward")
+    if size <= 1:
+        reader.skip(_SECONDARY, "there are no secondary slices")
+    elif kept is not None and kept.value == "never":
+        reader.skip(_SECONDARY, "every unit is gathered once a step")
+    elif size == len(groups[0]):
+        reader.skip(_SECONDARY, f"all {size} ranks that share out: slices are those that rest")
+    elif size == near:
+        why = f"{size} ranks of each node share out, and keep what the others have, too"
+        reader.set(_SECONDARY, setting, True, why)
+    else:
+        found = f"{near} do" if near > 1 else "none are several on each of several nodes"
+        reader.refuse(
+            _SECONDARY,
+            f"secondary slices are cut over all ranks of a node that share out: of "
+            f"{len(groups[0])} ranks on nodes of {context.devices_per_node} devices {found}",
+            suggestions=[str(near)] if near > 1 else ["--ranks N", "--set cluster.preset=NAME"],
+            setting=setting,
+        )
+
+
+HOMES = by_word(OFFLOAD_DEVICES)
+OPTIMIZER, PARAMETERS = "offload_optimizer", "offload_param"
+_STATES_OF_ADAM = 4  # DeepSpeed counts a buffer for each of parameter, gradient and two moments.
+
+
+def read_offload(reader: KeyReader) -> None:
+    """Map where slices of optimizer state and of parameters rest between uses."""
+    homes = {
+        OPTIMIZER: _read_home(reader, OPTIMIZER, "zero.optimizer_offload", "cpu_offload"),
+        PARAMETERS: _read_home(reader, PARAMETERS, "zero.parameter_offload", "cpu_offload_params"),
+    }
+    reader.skip(f"{TABLE}.cpu_offload_use_pin_memory", TABLES.keys["offloaded"]["pin_memory"].why)
+    buffers: list[int] = []
+    for table, home in homes.items():
+        _read_files(reader, table, home, buffers)
+        reader.judge(TABLES.keys["offloaded"], f"{TABLE}.{table}.")
+    reader.judge(TABLES.keys[OPTIMIZER], f"{TABLE}.{OPTIMIZER}.")
+    if buffers:
+        keys = [f"{TABLE}.{table}.buffer_count" for table in homes]
+        given = [key for key in keys if reader.has(key)]
+        reader.set(
+            given[-1],
+            "zero.offload_buffers",
+            max(2, *buffers),
+            f"buckets in memory at once, at least 2 ({_STATES_OF_ADAM} buffers of optimizer state "
+            "are one bucket)",
+            source=reader.where(*given),
+        )
+        reader.skip_all(given[:-1], f"together with {given[-1]}")
+
+
+def _read_home(reader: KeyReader, table: str, setting: str, old: str) -> str:
+    key, old_key = f"{TABLE}.{table}.device", f"{TABLE}.{old}"
+    reader.take(key, setting, HOMES, "where they rest between uses")
+    # DeepSpeed's documentation and its code do not agree on the old name of the second one.
+    for name in (old_key, old_key.removesuffix("s")) if table == PARAMETERS else (old_key,):
+        if (flag := reader.flag(name, setting=setting)) is not None:
+            reader.set(name, setting, "host" if flag else "none", f"the old name of {table}")
+    entry = reader.entries.get(setting)
+    return str(entry.value) if entry else "none"
+
+
+def _read_files(reader: KeyReader, table: str, home: str, buffers: list[int]) -> None:
+    prefix = f"{TABLE}.{table}"
+    names = ("nvme_path", "buffer_count", *TABLES.keys["files"])
+    if home != "nvme":
+        why = f"it is about files, and the device is {home}"
+        reader.skip_all((f"{prefix}.{name}" for name in names), why)
+        return
+    folder = reader.read(f"{prefix}.nvme_path", Text(), setting="zero.offload_dir")
+    if isinstance(folder, str):
+        absolute = str(Path(folder).absolute())
+        reader.set(f"{prefix}.nvme_path", "zero.offload_dir", absolute, "folder of the files")
+    count = reader.integer(f"{prefix}.buffer_count", setting="zero.offload_buffers")
+    if count is not None:
+        buffers.append(count // _STATES_OF_ADAM if table == OPTIMIZER else count)
+    reader.judge(TABLES.keys["files"], f"{prefix}.")
+
+
+def read_activations(reader: KeyReader) -> None:
+    """Map activation_checkpointing: it says how inputs are stored, not which blocks are redone."""
+    table = "activation_checkpointing"
+    key = f"{table}.cpu_checkpointing"
+    if reader.flag(key, setting="recompute.offload"):
+        reader.set(key, "recompute.policy", "full", "stored inputs belong to recomputed blocks")
+        reader.set(key, "recompute.offload", "host", "where stored inputs wait for backward")
+    else:
+        reader.skip(key, "stored inputs stay on the device")
+    reader.judge(TABLES.keys["activations"], f"{table}.")

@@ -8,17 +8,16 @@ the stage of ZeRO stand in files that it names.
 from __future__ import annotations
 
 from echelon.interop.abilities import tool_tables
-from echelon.interop.hugging_face.deepspeed_file import KEY, DeepSpeedFile
 from echelon.interop.hugging_face.trainer_keys import (
+    CHATS,
+    KEY,
     AdapterKeys,
+    DeepSpeedFile,
     TrainerKeys,
+    finish_trainer,
     read_adapters,
-    read_batch,
-    read_course,
     read_model_name,
-    read_optimizer,
-    read_precision,
-    read_schedule,
+    read_training,
 )
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, KeyReader
@@ -51,7 +50,6 @@ ADAPTERS = AdapterKeys(
     folder="adapter_name_or_path",
     default_rank=8,
 )
-CHATS = "data.source is a file of chats: --set data.source=CHATS.jsonl --set data.tokenizer=FOLDER"
 EP = "expert_model_parallel_size"
 
 
@@ -63,19 +61,10 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
     context = context.with_degrees(**degrees, ep=ep)
     file = DeepSpeedFile.of(reader)
     stage = _read_sharding(reader, degrees["tp"], file)
-    data = read_batch(reader, KEYS, stage, 1, context)
-    read_precision(reader, KEYS, sharded=False)
-    read_optimizer(reader, KEYS)
-    steps = read_course(reader, KEYS, context)
-    read_schedule(reader, KEYS, steps)
+    data = read_training(reader, KEYS, context, stage=stage)
     _read_recompute(reader)
     _read_method(reader)
-    if file is not None:
-        file.read(KEYS, data, context)
-    for group in ("method", "rest"):
-        reader.judge(TABLES.keys[group])
-    reader.judge_prefixes(TABLES.keys["prefixes"])
-    reader.finish()
+    finish_trainer(reader, TABLES, KEYS, file, data, context)
 
 
 def _read_sharding(reader: KeyReader, tp: int, file: DeepSpeedFile | None) -> int:

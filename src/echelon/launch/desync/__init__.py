@@ -5,7 +5,6 @@ fingerprint.py   what is known of a call, and of a rank at one time
 ring.py          the last calls of a rank, in memory that outlives it
 findings.py      what can be found: cut links, a verdict, and its words
 verdict.py       who is odd: evidence in, a verdict out; on which link nothing arrives
-kin.py           who may judge whom
 connections.py   what the TCP connections of a process say
 
 `local/desync_watch.py` compares the rings of local ranks, `launched/exchange.py` those of ranks

@@ -32,7 +32,7 @@ from functools import partial
 
 import torch
 
-from echelon.models.routing import counts_of
+from echelon.models.moe import counts_of
 from echelon.parallel.expert.grouped_matmul import RowCounts, ends_of
 from echelon.parallel.expert.router import TokenRouting
 from echelon.parallel.kernels.expert_kernels import row_sums

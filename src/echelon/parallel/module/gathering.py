@@ -4,7 +4,7 @@
 Split: as in `zero.py`.
 Sent:  one all-gather per bucket before its forward and one before its backward; one for both where
        it is kept whole in between (the root's, and what the first step showed to be irregular).
-Bytes: `module_bytes` in `cost/bytes/data.py`.
+Bytes: `module_bytes` in `tests/parallel/module/sent_bytes.py`.
 Must divide: nothing; buckets are padded.
 Source: Rajbhandari et al., "ZeRO", 2020; Zhao et al., "PyTorch FSDP", 2023 (units, prefetch).
 

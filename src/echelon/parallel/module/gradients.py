@@ -3,7 +3,7 @@
 
 Split: as in `data.py`.
 Sent:  as in `data.py`: each bucket once per synchronising backward.
-Bytes: `module_bytes` in `cost/bytes/data.py`.
+Bytes: `module_bytes` in `tests/parallel/module/sent_bytes.py`.
 Must divide: nothing; buckets are padded.
 Source: Li et al., "PyTorch Distributed", 2020, section 3.2 (hooks, `no_sync`, unused parameters).
 

@@ -3,7 +3,7 @@
 
 Split: nothing of the computation; optimizer state, gradients and parameters as in `zero.py`.
 Sent:  as in `data.py` and `gathering.py`.
-Bytes: `module_bytes` in `cost/bytes/data.py`.
+Bytes: `module_bytes` in `tests/parallel/module/sent_bytes.py`.
 Must divide: nothing; buckets are padded.
 Source: Rajbhandari et al., "ZeRO", 2020; Li et al., "PyTorch Distributed", 2020.
 

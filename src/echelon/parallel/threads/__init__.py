@@ -4,7 +4,7 @@
 Split: the rows of each pass, over N replicas; nothing rests elsewhere.
 Sent:  to and from the first replica, the primary: parameters and buffers once a step, each
        replica's part of the arguments, its outputs and their derivatives, its gradients.
-Bytes: `step_bytes` in `cost/bytes/modules.py`.
+Bytes: `step_bytes` in `cost/bytes/threads.py`.
 Must divide: nothing.
 Source: PyTorch, `torch.nn.DataParallel`; Li et al., "PyTorch Distributed: Experiences on
         Accelerating Data Parallel Training", 2020, section 2.2.

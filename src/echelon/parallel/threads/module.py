@@ -82,7 +82,7 @@ class ThreadedModule(nn.Module, Generic[Replicated]):
     def sent(self) -> Mapping[str, int]:
         """Return the bytes that went through the primary since the last step began, by term.
 
-        They are those of `step_bytes` in `cost/bytes/modules.py`: replicate, scatter, gather,
+        They are those of `step_bytes` in `cost/bytes/threads.py`: replicate, scatter, gather,
         seeds, gradients, input gradients.
         """
         return dict(self._sent)

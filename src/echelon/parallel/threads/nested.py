@@ -24,9 +24,9 @@ from torch.utils._pytree import (
     tree_unflatten,
 )
 
-from echelon.core.choices.threads import replica_rows
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.rulebook.module import THREADED_BATCH, THREADED_OUTPUT
+from echelon.cost.bytes.threads import replica_rows
 from echelon.parallel.threads.workers import num_bytes
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)

@@ -17,8 +17,8 @@ from typing import TypeVar
 
 import torch
 
-from echelon.core.choices.threads import THREADS_AXIS
 from echelon.core.event import Event
+from echelon.cost.bytes.threads import THREADS_AXIS
 from echelon.launch.host import ThreadClock
 from echelon.parallel.transport.recorder import BegunCall, Recorder
 

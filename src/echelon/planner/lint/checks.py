@@ -13,11 +13,10 @@ from textwrap import wrap
 from echelon.core.plan import Plan
 from echelon.core.units import gib
 from echelon.cost.bytes.held import bytes_held
-from echelon.planner.lint.compute import COMPUTE
 from echelon.planner.lint.finding import Lint, LintFinding, Severity
 from echelon.planner.lint.memory import DOES_NOT_FIT, MEMORY
 from echelon.planner.lint.placement import PLACE
-from echelon.planner.lint.traffic import TRAFFIC
+from echelon.planner.lint.speed import COMPUTE, TRAFFIC
 from echelon.planner.predict.stage_rows import most_held_bytes, stage_rows
 
 LINTS: tuple[Lint, ...] = (*PLACE, *MEMORY, *COMPUTE, *TRAFFIC)

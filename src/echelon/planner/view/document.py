@@ -4,7 +4,7 @@
 A document has sections, a section a figure or a table; each number stands there with its words and
 its unit, so that no renderer adds a number or a unit. Text is rendered by `figure_text.py` and
 `text_layout.py`, pages by `web/`, drawings and notebooks by `page/drawn/`. The types of the page's
-TypeScript are generated from these records (`page/schema.py`).
+TypeScript are generated from these records (`web/formulas/schema.py`).
 """
 
 from __future__ import annotations

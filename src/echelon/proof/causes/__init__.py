@@ -15,7 +15,7 @@ gradients/              wrong gradients, and their norm
 updates/                wrong updates, outer steps, and parameters that are not written back
 activations.py          between which two places a pass goes wrong
 routing.py              wrong routes, loads, losses and biases
-plans.py                the first failure of a plan; its races, and errors of a narrow dtype
-captured.py             the first failure of a captured program
-diagnose.py             the first failure of either
+rounding.py             what a narrow dtype makes: factors within rounding, rounded sums, overflow
+first_weights.py        another slice, expert, order or seed
+diagnose.py             the first failure of any program; the races of a plan
 """

@@ -16,7 +16,7 @@ from itertools import chain
 
 import torch
 
-from echelon.models.boundaries import FINAL_NORM, INPUT, OUTPUT
+from echelon.models.decoder import FINAL_NORM, INPUT, OUTPUT
 from echelon.proof.causes.factors import named_factor
 from echelon.proof.causes.finding import ProofFinding, with_distinguishing_axis
 from echelon.proof.causes.forward.losses import explain_microbatch_losses
@@ -220,7 +220,7 @@ def _scalar(activation: WrongActivation) -> Iterator[ProofFinding]:
         return
     factor, residual = fits[0]
     if all(nearly_equal(other, factor) for other, _ in fits) and not nearly_equal(factor, 1.0):
-        yield named_factor(activation.evidence.plan, activation.oracle, factor, residual)
+        yield named_factor(activation.evidence, activation.oracle, factor, residual)
 
 
 def _block_order(activation: WrongActivation) -> Iterator[ProofFinding]:
@@ -338,7 +338,7 @@ def _function_of(activation: WrongActivation, right_BTW: torch.Tensor) -> ProofF
     right = torch.cat([copy.right_rows(right_BTW).flatten() for copy in activation.wrong])
     factor, residual = fit_factor(seen, right)
     if residual < EXPLAINED:
-        return named_factor(activation.evidence.plan, activation.oracle, factor, residual)
+        return named_factor(activation.evidence, activation.oracle, factor, residual)
     # All powers about as long: the fit is as sharp for each.
     unit = float(right.abs().max()) or 1.0
     powers = [(right / unit) ** power for power in range(len(_POWERS))]

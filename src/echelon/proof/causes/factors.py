@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from echelon.core.plan import Plan
 from echelon.layout.buckets import data_degree
 from echelon.proof.causes.context_parts import tokens_by_context_rank
 from echelon.proof.causes.finding import ProofFinding
+from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import nearly_equal
 from echelon.proof.evidence.run import INITIAL, PARAMETERS
@@ -27,6 +28,19 @@ class Factor:
     axis: str = ""
 
 
+def _factors(degrees: Sequence[Factor], counts: Mapping[str, float]) -> list[Factor]:
+    """Factors of these degrees and counts, most telling first."""
+    found = [Factor("zero", 0.0), Factor("sign", -1.0)]
+    for one in degrees:
+        inverse = f"1/({one.name})" if " x " in one.name else f"1/{one.name}"
+        found += [one, Factor(inverse, 1 / one.value, one.axis)]
+    for name, value in {**counts, "2": 2.0}.items():
+        if value != 1.0:
+            found += [Factor(name, value), Factor(f"1/{name}", 1 / value)]
+    # Of four ranks or microbatches the root is 2: what is twice as large is told so.
+    return [*found, *(Factor(f"sqrt({one.name})", one.value**0.5, one.axis) for one in degrees)]
+
+
 def known_factors(plan: Plan, oracle: OracleStep, *, expert: bool = False) -> tuple[Factor, ...]:
     """Return the factors that parallel training is known to get wrong, most telling first.
 
@@ -34,7 +48,7 @@ def known_factors(plan: Plan, oracle: OracleStep, *, expert: bool = False) -> tu
     """
     mesh = plan.mesh
     own = {"edp": data_degree(plan, expert=True), "ep": mesh.ep} if expert else {}
-    counts = {
+    degrees = {
         **own,
         "dp": mesh.dp,
         "tp": mesh.tp,
@@ -42,14 +56,10 @@ def known_factors(plan: Plan, oracle: OracleStep, *, expert: bool = False) -> tu
         "cp": mesh.cp,
         "microbatches": plan.num_microbatches,
     }
-    found = [Factor("zero", 0.0), Factor("sign", -1.0)]
-    degrees = {axis: degree for axis, degree in counts.items() if degree > 1}
-    for axis, degree in degrees.items():
-        found += [Factor(axis, degree, axis), Factor(f"1/{axis}", 1 / degree, axis)]
-    for name, value in {"tokens": oracle.tokens, "clip scale": oracle.clip_scale, "2": 2.0}.items():
-        found += [Factor(name, value), Factor(f"1/{name}", 1 / value)]
-    # Of four ranks or microbatches the root is 2: what is twice as large is told so.
-    found += [Factor(f"sqrt({axis})", degree**0.5, axis) for axis, degree in degrees.items()]
+    found = _factors(
+        [Factor(axis, degree, axis) for axis, degree in degrees.items() if degree > 1],
+        {"tokens": oracle.tokens, "clip scale": oracle.clip_scale},
+    )
     if mesh.dp > 1:
         for dp_rank, tokens in enumerate(tokens_of_replicas(oracle)):
             found += _token_ratios(f"dp {dp_rank}", "dp", mesh.dp, tokens / oracle.tokens)
@@ -102,56 +112,24 @@ def name_factor(value: float, known: Sequence[Factor], residual: float = 0.0) ->
 
 
 def named_factor(
-    plan: Plan, oracle: OracleStep, value: float, residual: float = 0.0, *, of_norm: bool = False
-) -> ProofFinding:
-    """Return the finding that a thing of a step is `value` times what it should be.
-
-    Of a norm the root of a degree tells most: squares were added up several times.
-    """
-    known = known_factors(plan, oracle)
-    if of_norm:
-        known = sorted(known, key=lambda factor: not factor.name.startswith("sqrt"))
-    return name_factor(value, known, residual)
-
-
-def subject_factors(
-    evidence: CapturedEvidence, step: ReferenceStep, axes_of: Collection[str]
-) -> list[Factor]:
-    """Return the factors that parallel training is known to get wrong, over sets of these axes."""
-    found = [Factor("zero", 0.0), Factor("sign", -1.0)]
-    for axes in evidence.mesh.axis_sets():
-        if not set(axes) <= set(axes_of):
-            continue
-        degree, name, axis = evidence.mesh.degree(axes), " x ".join(axes), " and ".join(axes)
-        inverse = f"1/({name})" if len(axes) > 1 else f"1/{name}"
-        found += [Factor(name, degree, axis), Factor(inverse, 1 / degree, axis)]
-        found.append(Factor(f"sqrt({name})", degree**0.5, axis))
-    calls = evidence.run.num_calls(step.step)
-    counts = {"microbatches": calls, "parts of the batch": len(step.parts) or 1}
-    for name, value in {**counts, "clip scale": step.clip_scale, "2": 2.0}.items():
-        if value != 1.0:
-            found += [Factor(name, value), Factor(f"1/{name}", 1 / value)]
-    return found
-
-
-def named_on_mesh(
-    evidence: CapturedEvidence,
+    evidence: JudgedEvidence,
     step: ReferenceStep,
     value: float,
     residual: float = 0.0,
     *,
     parameter: str = "",
+    of_norm: bool = False,
 ) -> ProofFinding:
-    """Return the finding that a thing is `value` times what it should be.
+    """Return the finding that a thing of a step is `value` times what it should be.
 
-    Of a `parameter`, axes along which one place alone holds it are named last: nothing is summed
-    over them.
+    Of a norm the root of a degree tells most: squares were added up several times. Of a
+    `parameter` of a program, axes along which one place alone holds it are named last: nothing is
+    summed over them.
     """
-    every = evidence.mesh.axes
-    held = [axis for axis in every if _is_held_along(evidence, parameter, axis)]
     told = ProofFinding("number", "")
-    for axes in (held, every):
-        known = subject_factors(evidence, step, axes)
+    for known in _known_of(evidence, step, parameter):
+        if of_norm:
+            known.sort(key=lambda factor: not factor.name.startswith("sqrt"))
         # Where all is rough, a factor is what it is near to.
         near = [one.value for one in known if abs(one.value - value) <= evidence.explained]
         told = name_factor(near[0] if near else value, known, residual)
@@ -160,96 +138,52 @@ def named_on_mesh(
     return told
 
 
+def _known_of(
+    evidence: JudgedEvidence, step: ReferenceStep, parameter: str
+) -> Iterator[list[Factor]]:
+    if isinstance(evidence, PlanEvidence):
+        spec = evidence.run.specs.get(parameter)
+        expert = spec is not None and spec.expert is not None
+        yield list(known_factors(evidence.plan, evidence.steps[step.step], expert=expert))
+        return
+    mesh = evidence.mesh
+    counts = {
+        "microbatches": evidence.run.num_calls(step.step),
+        "parts of the batch": len(step.parts) or 1,
+        "clip scale": step.clip_scale,
+    }
+    held = {axis for axis in mesh.axes if _is_held_along(evidence, parameter, axis)}
+    for axes in (held, set(mesh.axes)):
+        degrees = [
+            Factor(" x ".join(some), mesh.degree(some), " and ".join(some))
+            for some in mesh.axis_sets()
+            if axes.issuperset(some)
+        ]
+        yield _factors(degrees, counts)
+
+
 def _is_held_along(evidence: CapturedEvidence, name: str, axis: str) -> bool:
-    """Return whether several places of an axis hold a parameter, or part of it."""
+    """Whether several places of an axis hold a parameter, or part of it."""
     holders = evidence.run.holders(PARAMETERS, INITIAL, name)
     return not name or len({evidence.mesh.coordinates(rank)[axis] for rank in holders}) > 1
 
 
-def split_axes(evidence: CapturedEvidence, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the axes along which ranks hold different elements of a parameter, and the same."""
-    mesh, run = evidence.mesh, evidence.run
-    held = _held(evidence, name)
-    cut, same = [], []
-    for axis in mesh.axes:
-        groups = [mesh.group(rank, (axis,)) for rank in run.holders(PARAMETERS, INITIAL, name)]
-        differ = any(held.get(rank) != held.get(group[0]) for group in groups for rank in group)
-        (cut if differ else same).append(axis)
-    return tuple(cut), tuple(same)
+Sums = Iterable[tuple[float, float]]
+"""Sums of the losses of some tokens, each with the number of these tokens."""
 
 
-def place_of_parameter(evidence: CapturedEvidence, name: str) -> str:
-    """Return how a parameter lies on the ranks, as text; nothing for what is none."""
-    if name not in evidence.run.shapes:
-        return ""
-    cut, same = split_axes(evidence, name)
-    holders = evidence.run.holders(PARAMETERS, INITIAL, name)
-    if not holders:
-        return ""
-    texts = [f"split over {' and '.join(cut)}"] if cut else []
-    texts += [f"copies over {' and '.join(same)}"] if same else []
-    if len(holders) < evidence.mesh.world_size:
-        texts.append(f"ranks {holders}")
-    return ", ".join(texts)
+def mean_of_means(
+    value: float, right: float, sums_of: Iterable[tuple[str, str, Sums]], fits: float
+) -> Iterator[ProofFinding]:
+    """Find a loss that is the mean of means: of whom, over which axis, and the sums of each."""
+    for whose, axis, sums in sums_of:
+        means = [total / tokens for total, tokens in sums if tokens]
+        if len(means) > 1 and abs(value - fmean(means)) <= fits * abs(fmean(means)):
+            says = f"a mean of the means of {whose}"
+            yield ProofFinding("mean of means", says, axis, value=value / right)
 
 
-def _held(evidence: CapturedEvidence, name: str) -> dict[int, tuple[int, ...]]:
-    found: dict[int, tuple[int, ...]] = {}
-    for piece in evidence.run.parts(PARAMETERS, INITIAL, name):
-        found[piece.rank] = (*found.get(piece.rank, ()), *piece.index.tolist())
-    return found
-
-
-def partial_norms(evidence: CapturedEvidence, step: ReferenceStep) -> Iterator[Factor]:
-    """Yield the norms that a program may take for that of the whole gradient, by what they are of.
-
-    The sum of squares of what each rank holds, summed over the ranks of some axes: too few axes
-    leave parts out, axes of copies count them several times.
-    """
-    mesh, squares = evidence.mesh, _squares_of_ranks(evidence, step)
-    for rank in range(mesh.world_size):
-        label = mesh.label(rank) or "rank 0"
-        left = " and ".join(mesh.axes)
-        yield Factor(f"of what {label} holds alone", math.sqrt(squares[rank]), left)
-    for axes in mesh.axis_sets():
-        over = " and ".join(axes)
-        left = " and ".join(axis for axis in mesh.axes if axis not in axes) or over
-        for group in sorted({mesh.group(rank, axes) for rank in range(mesh.world_size)}):
-            norm = math.sqrt(sum(squares[rank] for rank in group))
-            yield Factor(f"of all that ranks hold, summed over {over}, copies too", norm, left)
-    for axis in mesh.axes:
-        yield Factor(
-            f"with copies over {axis} counted once per rank", _copied(evidence, step, axis), axis
-        )
-
-
-def _squares_of_ranks(evidence: CapturedEvidence, step: ReferenceStep) -> list[float]:
-    squares = [0.0] * evidence.mesh.world_size
-    for name, gradient in step.gradients.items():
-        flat = gradient.double().reshape(-1).square()
-        for piece in evidence.run.parts(PARAMETERS, INITIAL, name):
-            squares[piece.rank] += float(flat[piece.index].sum())
-    return squares
-
-
-def _copied(evidence: CapturedEvidence, step: ReferenceStep, axis: str) -> float:
-    """Return the norm in which copies over an axis count as often as they are held."""
-    square = 0.0
-    for name, gradient in step.gradients.items():
-        copies = evidence.mesh.degrees[axis] if axis in split_axes(evidence, name)[1] else 1
-        square += copies * float(gradient.double().square().sum())
-    return math.sqrt(square)
-
-
-def name_partial_norm(
-    evidence: CapturedEvidence, step: ReferenceStep, norm: float
-) -> ProofFinding | None:
-    """Return which part of the gradient a norm is of; None where it is of no part."""
-    for part in partial_norms(evidence, step):
-        wrong = abs(part.value - step.grad_norm) > 1e-6 * step.grad_norm
-        if wrong and abs(norm - part.value) <= max(1e-5, evidence.explained) * part.value:
-            says = (
-                f"{norm:.6g} is the norm {part.name}; the whole gradient has {step.grad_norm:.6g}"
-            )
-            return ProofFinding("partial norm", says, part.axis, value=norm / step.grad_norm)
-    return None
+def count_alike(weights: Sequence[float], tokens: Sequence[float], fits: float) -> bool:
+    """Whether weights go as one over tokens, as those of a mean of means do."""
+    products = [weight * count for weight, count in zip(weights, tokens, strict=True)]
+    return all(products) and max(products) - min(products) <= fits * max(map(abs, products))

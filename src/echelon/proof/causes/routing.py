@@ -78,7 +78,7 @@ def explain_router_losses(evidence: PlanEvidence, failure: Check) -> ProofFindin
         return ProofFinding("none", f"{failure.subject}: {failure.detail}")
     if kind == "aux_loss" and (found := _wrong_shares(evidence, oracle, wrong * right)):
         return found
-    named = named_factor(evidence.plan, oracle, wrong)
+    named = named_factor(evidence, oracle, wrong)
     what = "the auxiliary loss" if kind == "aux_loss" else "the z-loss"
     return replace(named, description=f"{what} of the global batch is {named.description}")
 
@@ -132,7 +132,7 @@ def _factor(
     factor, residual = fit_factor(said_E, right_E)
     if residual >= 1e-9 or nearly_equal(factor, 1.0):
         return None
-    return named_factor(evidence.plan, evidence.steps[failure.step], factor, residual)
+    return named_factor(evidence, evidence.steps[failure.step], factor, residual)
 
 
 def _partial(

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.plan import Plan
 from echelon.layout.islands import Island
-from echelon.proof.evidence.evidence import Evidence
+from echelon.proof.evidence.evidence import CapturedEvidence, Evidence
 from echelon.proof.evidence.groups import AxisGroups, named_groups
+from echelon.proof.evidence.steps import Tensors
 from echelon.proof.late import LateRun
 from echelon.proof.observed import ObservedRun
 from echelon.proof.oracle.local_sgd import OuterStep
-from echelon.proof.oracle.oracle import OracleStep
+from echelon.proof.oracle.oracle import OracleStep, initial_parameters
 from echelon.proof.subject import StepRecord
 
 
@@ -57,6 +58,11 @@ class PlanEvidence(Evidence[OracleStep, ObservedRun]):
     rounded: Sequence[Sequence[OracleStep]] = ()
     rounds: RoundsEvidence | None = None
 
+    @property
+    def initial(self) -> Tensors:
+        """First weights of one device, by the plan's seed."""
+        return initial_parameters(self.plan)
+
     def changed_outside(self, step: int) -> Collection[str]:
         """Return the values that an outer step changes at the end of `step`, after the inner."""
         return () if self.rounds is None else self.rounds.changed(step)
@@ -70,3 +76,7 @@ class PlanEvidence(Evidence[OracleStep, ObservedRun]):
     def axes(self, name: str = "") -> AxisGroups:
         spec = self.run.specs.get(name)
         return named_groups(self.plan, expert=spec is not None and spec.expert is not None)
+
+
+JudgedEvidence = PlanEvidence | CapturedEvidence
+"""Evidence of our engine, or of a program that is not ours: one judge, one room of causes."""

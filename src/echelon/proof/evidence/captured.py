@@ -240,6 +240,30 @@ class CapturedRun(ProgramRun[CapturedPiece]):
             values[piece.index] += piece.tensor.double()
         return found
 
+    def split_axes(self, name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Axes along which ranks hold different elements of a parameter, and the same ones."""
+        held: dict[int, tuple[int, ...]] = {}
+        for piece in self.parts(PARAMETERS, INITIAL, name):
+            held[piece.rank] = (*held.get(piece.rank, ()), *piece.index.tolist())
+        cut, same = [], []
+        for axis in self.mesh.axes:
+            groups = [self.mesh.group(rank, (axis,)) for rank in held]
+            differ = any(held.get(rank) != held.get(group[0]) for group in groups for rank in group)
+            (cut if differ else same).append(axis)
+        return tuple(cut), tuple(same)
+
+    def place_of(self, name: str) -> str:
+        """How a parameter lies on the ranks, as text; "" for a name that is no parameter."""
+        holders = self.holders(PARAMETERS, INITIAL, name)
+        if not holders:
+            return ""
+        cut, same = self.split_axes(name)
+        texts = [f"split over {' and '.join(cut)}"] if cut else []
+        texts += [f"copies over {' and '.join(same)}"] if same else []
+        if len(holders) < self.mesh.world_size:
+            texts.append(f"ranks {holders}")
+        return ", ".join(texts)
+
     def num_calls(self, step: int) -> int:
         """Return the most backward passes that any rank made in a step."""
         calls = [

@@ -56,6 +56,12 @@ class ReferenceStep:
         """Return what the step added to a value, float64."""
         return self.after[name].double() - self.before[name].double()
 
+    def parts_of_update(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """What gradients and weight decay added to a value, each float64."""
+        rate, decay = self.rates.get(name, (0.0, 0.0))
+        shrunk = -rate * decay * self.before[name].double()
+        return self.update(name) - shrunk, shrunk
+
     @property
     def added(self) -> Tensors:
         """Return what the step added to each value."""

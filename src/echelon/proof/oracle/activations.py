@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from echelon.models.batch import TokenBatch
-from echelon.models.boundaries import listen_to_boundaries
-from echelon.models.decoder import Decoder
+from echelon.models.decoder import Decoder, listen_to_boundaries
 from echelon.proof.oracle.routing import RoutedLayer
 
 Activations = Mapping[str, torch.Tensor]

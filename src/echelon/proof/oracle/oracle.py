@@ -96,6 +96,10 @@ class OracleStep(ReferenceStep):
     def added(self) -> Mapping[str, torch.Tensor]:
         return {name: one.total for name, one in self.updates.items()}
 
+    def parts_of_update(self, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        one = self.updates[name]
+        return one.main.double(), one.decay.double()
+
     @property
     def rounding(self) -> Fp8Rounding:
         """Return how the step rounds to 8 bits."""

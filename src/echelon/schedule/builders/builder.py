@@ -4,7 +4,7 @@
 A builder is bound to its numbers (stages, ranks, microbatches), so its facts are plain methods:
 ``OneFOneB(num_stages=4, num_ranks=4, num_microbatches=8).bubble_fraction()``. The closed forms
 hold for stages of equal duration and free transfers; `simulate.py` gives the rest, and equals them
-where `closed_form_holds`. With whole numbers for times nothing is rounded before the last division.
+where `idle_s` is exact. With whole numbers for times nothing is rounded before the last division.
 
 `Looped` and `VShaped` place several stages on a rank. Narayanan et al. 2021 (arXiv 2104.04473,
 section 2.2.2) call looped ones virtual stages, Lamy-Poirier 2022 (arXiv 2211.05953, section 4) a
@@ -46,11 +46,6 @@ class ActionTimes:
     def total_s(self) -> float:
         """Return the seconds of one microbatch on one stage, forward and backward."""
         return self.forward_s + self.backward_s
-
-    @property
-    def are_equal(self) -> bool:
-        """Return whether F, B and W take equally long."""
-        return self.forward_s == self.input_gradient_s == self.weight_gradient_s
 
 
 EQUAL_TIMES = ActionTimes()
@@ -152,11 +147,6 @@ class Builder(ABC):
         """Return (p-1)(F+BW): the overhead is (p-1)/m, the fraction of the step (p-1)/(m+p-1)."""
         # A rank waits so long between the first start and the last end of the step; all ranks do.
         return (self.num_ranks - 1) * times.total_s
-
-    def closed_form_holds(self, times: ActionTimes = EQUAL_TIMES) -> bool:
-        """Return whether `idle_s` is exact for these times: always, if a builder says no other."""
-        del times
-        return True
 
     def busy_s(self, times: ActionTimes = EQUAL_TIMES) -> float:
         """Return how long each rank computes in a step."""

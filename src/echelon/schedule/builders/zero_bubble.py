@@ -190,10 +190,6 @@ class ZeroBubbleV(VShaped):
             2 * hops * f - (2 * hops + 1) * w,
         )
 
-    def closed_form_holds(self, times: ActionTimes = EQUAL_TIMES) -> bool:
-        """Return whether m >= 2p-1 or F = B = W."""
-        return times.are_equal or self.num_microbatches >= 2 * self.num_ranks - 1
-
     def paper_bubble_s(self, times: ActionTimes = EQUAL_TIMES) -> float:
         """Return 0: no rank waits between its own first start and its own last end."""
         del times  # exact where F = B = W and m >= 2p-1

@@ -17,9 +17,13 @@ from echelon.core.disk import disk_errors
 from echelon.core.errors import ConfigError, EnvironmentProblem
 from echelon.core.optional import missing_package
 from echelon.core.rulebook.run import MIRROR_WORKS, RUN_HAS_METRICS
-from echelon.launch.companion import Companion, kill_session, tracker_environment
 from echelon.telemetry.events import METRICS_FILE
-from echelon.telemetry.trackers.guard import worker_command
+from echelon.telemetry.trackers.guard import (
+    Companion,
+    kill_session,
+    tracker_environment,
+    worker_command,
+)
 from echelon.telemetry.trackers.progress import (
     count_lines,
     log_path,

@@ -24,7 +24,7 @@ from echelon.parallel.module.module import RankModule
 from echelon.parallel.module.pipeline.build import PipelineModule
 from echelon.parallel.module.pipeline.stage import ModuleMicrobatch
 from echelon.schedule.action import Schedule
-from echelon.schedule.forward import forward_only
+from echelon.schedule.from_plan import forward_only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

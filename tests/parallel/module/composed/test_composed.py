@@ -10,11 +10,11 @@ import torch
 
 from echelon.core.axis import Axis
 from echelon.core.plan import Zero
-from echelon.cost.bytes.modules import StageLayers, module_pipeline_bytes, module_tensor_bytes
 from echelon.launch.local.supervisor import RankPool
 from echelon.layout.stage import part_of
 from tests.parallel.module.composed import composed_targets as targets
 from tests.parallel.module.composed.composed_targets import Composed, ComposedTrained, composed_plan
+from tests.parallel.module.sent_bytes import StageLayers, module_pipeline_bytes, module_tensor_bytes
 from tests.parallel.module.tensor.families import WIDTH
 
 SLICES = Zero(stage=3, accumulate="slices")

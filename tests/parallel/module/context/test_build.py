@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.parallel.module.sent_bytes import module_context_bytes
 from torch import nn
 
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Context, Zero
-from echelon.cost.bytes.modules import module_context_bytes
 from echelon.launch.local.supervisor import RankPool
 from echelon.layout.stage import part_of
 from echelon.parallel.module.context import SequenceCut

@@ -9,7 +9,6 @@ import torch
 
 from echelon.core.errors import ConfigError, EchelonError, InfeasiblePlan
 from echelon.core.plan import Zero
-from echelon.cost.bytes.modules import module_pipeline_bytes
 from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.module.loss import CAUSAL
 from echelon.parallel.module.pipeline.build import (
@@ -23,6 +22,7 @@ from tests.parallel.module.models import WIDTH
 from tests.parallel.module.pipeline import targets
 from tests.parallel.module.pipeline.chains import LOSS, made, tokens
 from tests.parallel.module.pipeline.targets import Case, plan
+from tests.parallel.module.sent_bytes import module_pipeline_bytes
 
 SLICES = Zero(stage=3, accumulate="slices")
 STOCK = ["gpt2", "llama", "qwen2", "mistral", "gpt_neox", "gemma2", "phi3"]

@@ -9,13 +9,17 @@ import torch
 
 from echelon.core.errors import RunFailed
 from echelon.core.event import NoEvents
-from echelon.cost.bytes.data import module_bytes
-from echelon.cost.bytes.modules import ExpertCall, module_expert_bytes, module_tensor_bytes
 from echelon.launch.local.supervisor import RankPool
 from echelon.layout.modules import StackedExperts
 from echelon.parallel.module.tensor.experts import SplitExperts
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder
+from tests.parallel.module.sent_bytes import (
+    ExpertCall,
+    module_bytes,
+    module_expert_bytes,
+    module_tensor_bytes,
+)
 from tests.parallel.module.tensor.families import LENGTH, WIDTH, OwnExperts
 from tests.parallel.module.tensor.targets import Looped
 from tests.parallel.module.tensor.test_layers import LAYOUTS, assert_as_on_one_device, loop_of

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from echelon.core.plan import Optimizer, Zero
-from echelon.cost.bytes.data import module_bytes
-from echelon.cost.bytes.modules import module_tensor_bytes
 from echelon.launch.local.supervisor import RankPool
 from tests.parallel.layouts import plan_of
+from tests.parallel.module.sent_bytes import module_bytes, module_tensor_bytes
 from tests.parallel.module.tensor import targets
 from tests.parallel.module.tensor.families import FAMILIES, LENGTH
 from tests.parallel.module.tensor.targets import Loop, Looped

@@ -13,7 +13,7 @@ from echelon.proof.causes.factors import Factor
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.causes.gradients.microbatch_weights import (
     MicrobatchMixture,
-    WrongGradient,
+    WrongGradientOfPlan,
     explain_weights,
     fit_microbatch_weights,
 )
@@ -39,8 +39,8 @@ def told(weight: Callable[[int, int], float], before: float = 0.0) -> ProofFindi
     )
     known = [Factor(name="dp", value=4.0, axis="dp")]
     evidence = SimpleNamespace(plan=PLAN)
-    gradient = SimpleNamespace(evidence=evidence, oracle=ORACLE, known=known)
-    return explain_weights(mixture, cast("WrongGradient", gradient), 3)
+    gradient = SimpleNamespace(evidence=evidence, step=ORACLE, known=known)
+    return explain_weights(mixture, cast("WrongGradientOfPlan", gradient), 3)
 
 
 @pytest.mark.parametrize(
@@ -53,10 +53,15 @@ def told(weight: Callable[[int, int], float], before: float = 0.0) -> ProofFindi
         (lambda r, m: float(r % 2), "missing sum", "dp_shard", "parts of dp [1, 3] alone"),
         (lambda r, m: float(m > 0), "microbatches lost", "microbatches", "microbatches [0]"),
         (lambda r, m: float(r != 1), "replicas lost", "dp", "the parts of dp [1] are lost"),
-        (lambda r, m: 9 / TOKENS[r, m], "token ratio", "dp or microbatches", "each microbatch of"),
+        (
+            lambda r, m: 9 / TOKENS[r, m],
+            "mean of means",
+            "dp or microbatches",
+            "each microbatch of",
+        ),
         (
             lambda r, m: 9 / sum(TOKENS[r, other] for other in range(3)),
-            "token ratio",
+            "mean of means",
             "dp",
             "each replica counts alike",
         ),

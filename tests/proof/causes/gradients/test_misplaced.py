@@ -8,7 +8,7 @@ import torch
 
 from echelon.proof.causes.factors import known_factors
 from echelon.proof.causes.gradients.gradients import explain_gradient, slices_of_others
-from echelon.proof.causes.gradients.microbatch_weights import WrongGradient
+from echelon.proof.causes.gradients.microbatch_weights import WrongGradientOfPlan
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.observed import ObservedRun
@@ -45,7 +45,7 @@ def test_gradients_that_changed_places_between_two_stages_are_told() -> None:
     assert finding.description.endswith("microbatch 0 got that of 2, and 2 that of 0")
 
 
-def halves(*, exchanged: bool) -> WrongGradient:
+def halves(*, exchanged: bool) -> WrongGradientOfPlan:
     """Return a gradient of which two ranks hold a half, each its own or that of the other."""
     plan = shrink(layout(dp=2, zero={"stage": 1}), precision="fp64")
     evidence: PlanEvidence = replicas(plan)
@@ -66,11 +66,10 @@ def halves(*, exchanged: bool) -> WrongGradient:
         for rank in range(2)
     ]
     results = [RankResult(rank=one.rank, reports=(), shards=(one,)) for one in shards]
-    return WrongGradient(
+    return WrongGradientOfPlan(
         evidence=replace(evidence, run=ObservedRun(plan, results)),
-        oracle=oracle,
+        step=oracle,
         name=NAME,
-        shards=shards,
         wrong=shards,
         known=known_factors(plan, oracle),
     )

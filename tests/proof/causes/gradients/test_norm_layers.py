@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from echelon.proof.causes.finding import ProofFinding
-from echelon.proof.causes.gradients.microbatch_weights import WrongGradient
+from echelon.proof.causes.gradients.microbatch_weights import WrongGradientOfPlan
 from echelon.proof.causes.gradients.norm_layers import (
     explain_norm_layer,
     missing_rows,
@@ -69,8 +69,8 @@ def test_rows_that_the_gradient_of_a_norm_leaves_out_are_counted(name: str) -> N
     def told(wrong_D: torch.Tensor) -> list[ProofFinding]:
         shards = right.run.parts("gradients", 0, name)
         wrong = [replace(piece, tensor=wrong_D) for piece in shards]
-        gradient = WrongGradient(
-            evidence=right, oracle=oracle, name=name, shards=wrong, wrong=wrong, known=()
+        gradient = WrongGradientOfPlan(
+            evidence=right, step=oracle, name=name, wrong=wrong, known=()
         )
         return list(missing_rows(gradient))
 

@@ -18,7 +18,7 @@ MOVED = AFTER["w"] - BEFORE["w"].double()
         (torch.zeros(4), "zero"),
         (3 * MOVED, "number"),
         (2 * MOVED, "dp"),
-        (MOVED - 0.1 * 0.01 * BEFORE["w"], "weight decay"),
+        (MOVED - 0.1 * 0.01 * BEFORE["w"], "undue decay"),
         (1.5 * MOVED - 0.1 * 0.01 * BEFORE["w"], "rate and decay"),
         (MOVED.sign() * torch.tensor([1.0, 2.0, 4.0, 3.0]), "other size"),
         (torch.tensor([1.0, 2.0, 4.0, 3.0]), "none"),

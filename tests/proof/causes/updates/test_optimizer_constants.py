@@ -43,13 +43,3 @@ def test_counts_epsilons_and_betas_are_named_with_their_values() -> None:
         found = next(explain_constants(replayed("head.weight", made.total)))
         assert found.factor == factor
         assert found.value == (None if value is None else pytest.approx(value, rel=1e-6))
-
-
-def test_decay_where_none_belongs_is_named() -> None:
-    name = "layers.0.attention_norm.weight"
-    one = replayed(name)
-    value, rate = one.last.before[name], one.last.learning_rate
-    seen = one.last.updates[name].total - rate * 0.1 * value
-    (found,) = explain_constants(replayed(name, seen))
-    assert (found.factor, found.value) == ("undue decay", pytest.approx(0.1, rel=1e-6))
-    assert not list(explain_constants(one))

@@ -36,16 +36,16 @@ NAME = "layers.0.mlp.down.weight"
 Parts = Callable[[TensorUpdate, OracleStep], torch.Tensor]
 
 
-def told(parts: Parts) -> ProofFinding:
+def told(parts: Parts, name: str = NAME) -> ProofFinding:
     """Return what is said of a first update that was this one."""
     (oracle,) = run_oracle(PLAN, 1)
-    wrong = oracle.before[NAME] + parts(oracle.updates[NAME], oracle)
+    wrong = oracle.before[name] + parts(oracle.updates[name], oracle)
 
     def shard(piece: ObservedShard) -> torch.Tensor:
-        this = (piece.kind, piece.step, piece.name) == ("parameters", 0, NAME)
+        this = (piece.kind, piece.step, piece.name) == ("parameters", 0, name)
         return wrong if this else piece.tensor
 
-    return explain_update(replicas(PLAN, shard=shard), Check(0, NAME, 1.0))
+    return explain_update(replicas(PLAN, shard=shard), Check(0, name, 1.0))
 
 
 def again(scale: float) -> Parts:
@@ -67,14 +67,18 @@ def again(scale: float) -> Parts:
 @pytest.mark.parametrize(
     ("parts", "factor", "says"),
     [
-        (lambda one, _: one.total * 2, "dp", "the learning rate is 2 times the right one"),
-        (lambda one, _: one.main, "zero", "weight decay is missing"),
-        (lambda one, _: one.main - one.decay, "sign", "weight decay is applied -1 times"),
+        (lambda one, _: one.total * 2, "dp", "2 times the right update: another learning rate"),
+        (lambda one, _: one.main, "weight decay", "weight decay is 0 instead of 0.1"),
+        (
+            lambda one, _: one.main - one.decay,
+            "weight decay",
+            "weight decay is -0.1 instead of 0.1",
+        ),
         (lambda one, _: one.total * 0, "zero", "not updated at all"),
         (lambda one, _: one.total * float("nan"), "not finite", "not finite"),
         (again(0), "twice", "updated twice in one step"),
         (again(1.0), "clip", "the gradient was not clipped"),
-        (lambda one, _: one.total.flip(0), "none", "no factor of its parts explains it"),
+        (lambda one, _: one.total.flip(0), "none", "no factor of it, and no decay, explains it"),
     ],
     ids=["rate", "no decay", "decay grows", "nothing", "nan", "twice", "not clipped", "other"],
 )
@@ -82,6 +86,13 @@ def test_a_first_update_is_taken_apart(parts: Parts, factor: str, says: str) -> 
     finding = told(parts)
     assert says in finding.description
     assert finding.factor == factor
+
+
+def test_decay_where_none_belongs_is_named() -> None:
+    name = "layers.0.attention_norm.weight"
+    found = told(lambda one, at: one.total - 0.1 * at.learning_rate * at.before[name], name)
+    assert (found.factor, found.value) == ("undue decay", pytest.approx(0.1, rel=1e-6))
+    assert found.description.endswith("it is a norm or bias")
 
 
 def test_the_gradient_behind_a_first_update_of_adamw() -> None:

@@ -6,7 +6,7 @@ Sent:  gradients as in `data.py`: a bucket is summed after the last backward of 
        each (`zero.accumulate`); what both ends share is summed over them, too. At ZeRO stage 3 the
        parameters of a stage are gathered before each forward and each backward, and freed after it,
        or once per step where `zero.reshard_after_forward` is off.
-Bytes: `module_pipeline_bytes` in `cost/bytes/modules.py`.
+Bytes: `module_pipeline_bytes` in `tests/parallel/module/sent_bytes.py`.
 Must divide: nothing; buckets are padded.
 Source: Rajbhandari et al., "ZeRO", 2020; Narayanan et al., 2021 (1F1B).
 """

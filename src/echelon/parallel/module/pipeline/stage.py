@@ -3,7 +3,7 @@
 
 Split: the blocks; the first stage also has what comes before them, the last one what comes after.
 Sent:  as in `parallel/pipeline.py`: the stream on, its gradient back, per microbatch.
-Bytes: `module_pipeline_bytes` in `cost/bytes/modules.py`.
+Bytes: `module_pipeline_bytes` in `tests/parallel/module/sent_bytes.py`.
 Must divide: nothing; stages may be uneven, or empty.
 Source: Huang et al., "GPipe", 2019.
 

@@ -5,7 +5,7 @@ Split: dim 0 of every parameter of the module that holds the experts: E/n of the
 Sent:  a whole stream, which all ranks have and route alike: the sum of what their experts make of
        it; in backward the sums of its gradient and of that of the gates. A stream that is cut along
        the sequence: each row and its gate to the rank of its expert, and back (all-to-all).
-Bytes: `module_expert_bytes` in `cost/bytes/modules.py`.
+Bytes: `module_expert_bytes` in `tests/parallel/module/sent_bytes.py`.
 Must divide: n | E.
 Source: Lepikhin et al., "GShard", 2020; Rajbhandari et al., "DeepSpeed-MoE", 2022, section 5.
 

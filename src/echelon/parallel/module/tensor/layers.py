@@ -3,9 +3,9 @@
 
 Split: as the rules say; a linear layer by its outputs or its inputs, a vocabulary by its rows, and
        with sequence parallelism the positions between them.
-Sent:  what `cost/bytes/modules.py` lists: layers that read one tensor share the sum of its
+Sent:  sums, gathers and scatters, layer by layer; layers that read one tensor share the sum of its
        gradients.
-Bytes: `module_tensor_bytes` in `cost/bytes/modules.py`.
+Bytes: `module_tensor_bytes` in `tests/parallel/module/sent_bytes.py`.
 Must divide: the degree | outputs, inputs and heads of what is cut; positions with sequence
        parallelism.
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., "Reducing Activation

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, product
-from statistics import fmean
 
 import torch
 
@@ -18,14 +17,19 @@ from echelon.core.axis import SHARD_AXES
 from echelon.core.plan import Plan
 from echelon.layout.buckets import shard_degree, unit_of
 from echelon.proof.causes.context_parts import means_by_context_rank
-from echelon.proof.causes.factors import known_factors, named_factor, tokens_of_replicas
+from echelon.proof.causes.factors import (
+    known_factors,
+    mean_of_means,
+    named_factor,
+    tokens_of_replicas,
+)
 from echelon.proof.causes.finding import ROUNDING, ProofFinding, with_distinguishing_axis
 from echelon.proof.causes.forward.context import context_variants, row_variants
 from echelon.proof.causes.forward.experts import expert_variants
 from echelon.proof.causes.forward.variants import Values, Variant, dropout_variants, variants
 from echelon.proof.claims.checks import Check
-from echelon.proof.claims.plan_evidence import PlanEvidence
-from echelon.proof.evidence.fits import furthest_value, nearly_equal
+from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
+from echelon.proof.evidence.fits import EXPLAINED, furthest_value, nearly_equal
 from echelon.proof.evidence.groups import index_in_group, shard_axis
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.oracle import (
@@ -58,7 +62,7 @@ def explain_microbatch_losses(evidence: PlanEvidence, failure: Check) -> ProofFi
     if all(nearly_equal(ratio, 1.0) for ratio in ratios):
         return _miscounted(oracle, reported) or ProofFinding("none", ROUNDING)
     if all(nearly_equal(ratio, ratios[0]) for ratio in ratios):
-        return named_factor(evidence.plan, oracle, ratios[0])
+        return named_factor(evidence, oracle, ratios[0])
     says = "another forward pass: no factor, order or known mistake explains it"
     return (
         _moved(right, observed)
@@ -184,55 +188,82 @@ def _limited_to_replicas(
     return replace(finding, description=says, axis=finding.axis or "dp")
 
 
-def explain_loss(evidence: PlanEvidence, failure: Check) -> ProofFinding:
-    """Return what is wrong with the loss of the global batch, its microbatches being right."""
-    oracle = evidence.steps[failure.step]
-    values = [report.loss for report in evidence.run.reports(failure.step)]
-    wrong = furthest_value(values, oracle.loss)
-    if nearly_equal(wrong / oracle.loss, 1.0):
+def explain_loss(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
+    """Return what is wrong with the loss of the whole batch; of a plan its microbatches are right.
+
+    Ranks of a program may each tell the loss of their own rows.
+    """
+    step = evidence.steps[failure.step]
+    told = [one.loss for one in evidence.run.reports(failure.step) if one.loss is not None]
+    if isinstance(evidence, PlanEvidence):
+        oracle = evidence.steps[failure.step]
+        value = furthest_value(told, step.loss)
+        found = chain(
+            mean_of_means(told[0], step.loss, _means(evidence, oracle), EXPLAINED),
+            _mean_of_one(evidence, oracle, told),
+        )
+    else:
+        value = evidence.run.loss(failure.step) or 0.0
+        sums = [(total, tokens) for tokens, total in step.part_losses]
+        parts = [("the parts of the batch", "", sums)]
+        found = mean_of_means(value, step.loss, parts, evidence.explained)
+    if nearly_equal(value / step.loss, 1.0):
         return ProofFinding("none", ROUNDING)
-    named = named_factor(evidence.plan, oracle, wrong / oracle.loss)
-    return next(_means(evidence, oracle, values), named)
+    finding = next(found, None) or named_factor(evidence, step, value / step.loss)
+    if isinstance(evidence, PlanEvidence):
+        return finding
+    if finding.factor != "number":
+        return replace(finding, description=f"{failure.detail}: {finding.description}")
+    spread = f"; ranks tell {min(told):.6g} to {max(told):.6g}" if len(set(told)) > 1 else ""
+    says = f"{failure.detail}{spread}: another forward pass, other rows, or another mean of them"
+    return ProofFinding("none", says)
+
+
+def _sums_of_replicas(evidence: PlanEvidence, oracle: OracleStep) -> list[tuple[float, int]]:
+    losses, tokens = oracle.microbatch_losses, tokens_of_replicas(oracle)
+    return [
+        (sum(total for slot, (total, _) in losses.items() if slot[0] == dp), tokens[dp])
+        for dp in range(evidence.plan.mesh.dp)
+    ]
 
 
 def _means(
-    evidence: PlanEvidence, oracle: OracleStep, values: Sequence[float]
+    evidence: PlanEvidence, oracle: OracleStep
+) -> Iterator[tuple[str, str, list[tuple[float, int]]]]:
+    """Yield whose means a plan may take the mean of, the axis, and the sums behind each."""
+    yield "all microbatches", "dp", list(oracle.microbatch_losses.values())
+    yield "the replicas", "dp", _sums_of_replicas(evidence, oracle)
+    if evidence.plan.mesh.cp > 1:
+        by_rank = means_by_context_rank(evidence.reference_plan, oracle)
+        yield "the context ranks", "cp", [(mean, 1) for mean in by_rank.values()]
+
+
+def _mean_of_one(
+    evidence: PlanEvidence, oracle: OracleStep, told: Sequence[float]
 ) -> Iterator[ProofFinding]:
-    """Find a mean of means, or the mean of one of them, in the place of the loss."""
-    mesh, losses = evidence.plan.mesh, oracle.microbatch_losses
-    tokens = tokens_of_replicas(oracle)
-    replicas = [
-        sum(total for slot, (total, _) in losses.items() if slot[0] == dp) / tokens[dp]
-        for dp in range(mesh.dp)
-    ]
-    microbatches = [total / count for total, count in losses.values()]
-    alone = [(f"dp {dp}", mean) for dp, mean in enumerate(replicas)] if mesh.dp > 1 else []
-    kinds = [("dp", {"all microbatches": microbatches, "the replicas": replicas}, alone)]
+    """Find a rank that reports the mean of one replica, or of one context rank."""
+    mesh = evidence.plan.mesh
+    replicas = enumerate(_sums_of_replicas(evidence, oracle) if mesh.dp > 1 else ())
+    alone = [("dp", f"dp {dp}", total / count) for dp, (total, count) in replicas]
     if mesh.cp > 1:
         by_rank = means_by_context_rank(evidence.reference_plan, oracle)
-        alone = [(f"the positions of cp {cp}", mean) for (_, cp), mean in by_rank.items()]
-        kinds.append(("cp", {"the context ranks": list(by_rank.values())}, alone))
-    for axis, means_of, alone in kinds:
-        for whose, means in means_of.items():
-            if nearly_equal(values[0] / fmean(means), 1.0):
-                says = f"a mean of the means of {whose}"
-                yield ProofFinding("token ratio", says, axis, value=values[0] / oracle.loss)
-        for (rank, value), (whose, mean) in product(enumerate(values), alone):
-            if nearly_equal(value / mean, 1.0):
-                says = f"rank {rank} reports the mean of {whose} alone"
-                yield ProofFinding("missing sum", says, axis, value=value / oracle.loss)
+        alone += [("cp", f"the positions of cp {cp}", one) for (_, cp), one in by_rank.items()]
+    for (rank, value), (axis, whose, mean) in product(enumerate(told), alone):
+        if nearly_equal(value / mean, 1.0):
+            says = f"rank {rank} reports the mean of {whose} alone"
+            yield ProofFinding("missing sum", says, axis, value=value / oracle.loss)
 
 
 def explain_scale(evidence: PlanEvidence, failure: Check) -> ProofFinding:
     """Return who missed an overflow, or skipped a step without one, or scaled otherwise."""
-    plan, oracle = evidence.plan, evidence.steps[failure.step]
+    oracle = evidence.steps[failure.step]
     reports = evidence.run.reports(failure.step)
     wrong = [r for r, one in enumerate(reports) if one.skipped not in (None, oracle.skipped)]
     if not wrong:
         scales = [one.loss_scale for one in reports if one.loss_scale is not None]
         value = furthest_value(scales, oracle.loss_scale)
         wrong = [rank for rank, one in enumerate(reports) if one.loss_scale == value]
-        finding = named_factor(plan, oracle, value / oracle.loss_scale)
+        finding = named_factor(evidence, oracle, value / oracle.loss_scale)
     elif not oracle.skipped:
         finding = ProofFinding("skipped", "skips a step in which nothing overflowed")
     else:

@@ -30,9 +30,10 @@ from echelon.proof.causes.context_parts import (
     row_gradients_by_rank,
     tokens_by_context_rank,
 )
+from echelon.proof.causes.factors import count_alike
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.causes.forward.attention import AttentionCall, WrongAttention, seen_by
-from echelon.proof.causes.gradients.microbatch_weights import WrongGradient
+from echelon.proof.causes.gradients.microbatch_weights import WrongGradientOfPlan
 from echelon.proof.causes.token_ranks import (
     ContextPositions,
     context_positions,
@@ -48,10 +49,10 @@ _KEYS = ("k", "v", "k_norm")
 _ATTENDED = ("q", *_KEYS, "q_norm")
 
 
-def context_rank_weights(gradient: WrongGradient) -> Iterator[ProofFinding]:
+def context_rank_weights(gradient: WrongGradientOfPlan) -> Iterator[ProofFinding]:
     """Find weights of context ranks that make up a wrong gradient."""
     plan, reference = gradient.evidence.plan, gradient.evidence.reference_plan
-    oracle, name = gradient.oracle, gradient.name
+    oracle, name = gradient.step, gradient.name
     if plan.mesh.cp == 1:
         return
     tokens = tokens_by_context_rank(reference, oracle.step)
@@ -68,9 +69,9 @@ def context_rank_weights(gradient: WrongGradient) -> Iterator[ProofFinding]:
             return
 
 
-def gradients_of_keys(gradient: WrongGradient) -> Iterator[ProofFinding]:
+def gradients_of_keys(gradient: WrongGradientOfPlan) -> Iterator[ProofFinding]:
     """Find a wrong way home of the gradients of keys and values (and of exchanged queries)."""
-    plan, oracle, name = gradient.evidence.reference_plan, gradient.oracle, gradient.name
+    plan, oracle, name = gradient.evidence.reference_plan, gradient.step, gradient.name
     if plan.mesh.cp == 1 or _part_of_attention(name) not in _ATTENDED:
         return
     layer = name[: name.index(".attention.")]
@@ -102,9 +103,9 @@ def _part_of_attention(name: str) -> str:
     return name.partition(".attention.")[2].partition(".")[0]
 
 
-def _difference(gradient: WrongGradient, found: Mapping[str, torch.Tensor]) -> float:
+def _difference(gradient: WrongGradientOfPlan, found: Mapping[str, torch.Tensor]) -> float:
     """Return the largest error of any piece, relative to the norm of its tensor."""
-    observed, step = gradient.evidence.run, gradient.oracle.step
+    observed, step = gradient.evidence.run, gradient.step.step
     return max(
         float((piece.tensor.double() - whole[piece.region]).norm())
         / max(float(whole.norm()), torch.finfo(torch.float64).tiny)
@@ -161,12 +162,11 @@ def _mean_of_means(
     tokens: Mapping[DataContextRank, int],
 ) -> ProofFinding | None:
     """Find weights that go as one over the tokens of each rank."""
-    products = [weights[place] * tokens[place] for place in weights]
-    if not all(nearly_equal(product, products[0]) and product for product in products):
+    if not count_alike(list(weights.values()), [tokens[place] for place in weights], EXPLAINED):
         return None
     says = "a mean of means: each context rank counts alike, whatever its tokens"
     axis = "cp" if plan.mesh.dp == 1 else "dp and cp"
-    return ProofFinding("token ratio", says, axis, residual=residual)
+    return ProofFinding("mean of means", says, axis, residual=residual)
 
 
 def _name_losses(weights: Mapping[DataContextRank, float], residual: float) -> ProofFinding:

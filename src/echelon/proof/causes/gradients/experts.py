@@ -21,15 +21,20 @@ import torch
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
-from echelon.models.moe import Expert, MixtureOfExperts, RoutingNotes, route_reference
+from echelon.models.moe import (
+    Expert,
+    MixtureOfExperts,
+    RoutingNotes,
+    probabilities,
+    route_reference,
+)
 from echelon.models.operations import Operations
-from echelon.models.routing import probabilities
 from echelon.proof.causes.factors import name_factor
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.causes.forward.experts import assignment_outputs, summed
 from echelon.proof.causes.forward.variants import Variant
 from echelon.proof.causes.gradients.microbatch_weights import (
-    WrongGradient,
+    WrongGradientOfPlan,
     replica_gradients,
     sum_of,
 )
@@ -43,9 +48,9 @@ from echelon.proof.oracle.routing import routing_losses
 _LOSSES = {"aux": "the auxiliary loss", "z": "the z-loss"}
 
 
-def gradients_of_experts(gradient: WrongGradient) -> Iterator[ProofFinding]:
+def gradients_of_experts(gradient: WrongGradientOfPlan) -> Iterator[ProofFinding]:
     """Find what experts and routers are known to get wrong."""
-    evidence, oracle, plan = gradient.evidence, gradient.oracle, gradient.evidence.reference_plan
+    evidence, oracle, plan = gradient.evidence, gradient.step, gradient.evidence.reference_plan
     if plan.model.experts is None:
         return
     if gradient.spec.expert is not None:
@@ -63,9 +68,9 @@ def gradients_of_experts(gradient: WrongGradient) -> Iterator[ProofFinding]:
             return
 
 
-def _other_experts(gradient: WrongGradient) -> Iterator[ProofFinding]:
+def _other_experts(gradient: WrongGradientOfPlan) -> Iterator[ProofFinding]:
     """Find the gradients of experts that other ranks hold in the same place."""
-    plan, oracle, name = gradient.evidence.reference_plan, gradient.oracle, gradient.name
+    plan, oracle, name = gradient.evidence.reference_plan, gradient.step, gradient.name
     experts, number = plan.model.experts, gradient.spec.expert
     assert experts is not None, "the model has experts"
     assert number is not None, "this is a routed expert"
@@ -96,9 +101,9 @@ def _other_experts(gradient: WrongGradient) -> Iterator[ProofFinding]:
         return
 
 
-def _losses_weighted(gradient: WrongGradient) -> Iterator[ProofFinding]:
+def _losses_weighted(gradient: WrongGradientOfPlan) -> Iterator[ProofFinding]:
     """Find how often the losses of routers count beside that of tokens."""
-    parts = _parts(gradient.evidence.reference_plan, gradient.oracle, gradient.name)
+    parts = _parts(gradient.evidence.reference_plan, gradient.step, gradient.name)
     if len(parts) == 1:
         return
     known = [one for one in gradient.known if "token" not in one.name]
@@ -136,9 +141,9 @@ def _parts(plan: Plan, oracle: OracleStep, name: str) -> Mapping[str, torch.Tens
     return parts
 
 
-def _shares(gradient: WrongGradient) -> Iterator[ProofFinding]:
+def _shares(gradient: WrongGradientOfPlan) -> Iterator[ProofFinding]:
     """Find an auxiliary loss that takes the shares of other tokens than it should."""
-    evidence, oracle, plan = gradient.evidence, gradient.oracle, gradient.evidence.reference_plan
+    evidence, oracle, plan = gradient.evidence, gradient.step, gradient.evidence.reference_plan
     if not plan.mathematics.balance.has_aux:
         return
     parts = _parts(plan, oracle, gradient.name)

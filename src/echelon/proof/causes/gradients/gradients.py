@@ -6,23 +6,26 @@ telling to the least. Where gradients of activations went to the wrong microbatc
 each weight gradient has the input of one microbatch and the output gradient of another: the
 exchange is made on one device, for every pair of microbatches at every boundary, and compared.
 
-Shape suffixes: B sequences of the global batch, T positions, N = T * B, D hidden.
+Shape suffixes: B sequences of the global batch, T positions, N = T * B, D hidden, C copies, E
+elements.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
+from typing import cast
 
 import torch
 
 from echelon.core.axis import SHARD_AXES, Axis
 from echelon.core.plan import Plan
 from echelon.layout.buckets import shard_degree, slice_index
-from echelon.proof.causes.factors import known_factors, name_factor
+from echelon.proof.causes.factors import known_factors, named_factor
 from echelon.proof.causes.finding import ProofFinding, with_distinguishing_axis
+from echelon.proof.causes.gradients.captured import WrongGradientOfProgram, gradients_of_program
 from echelon.proof.causes.gradients.context import (
     attribute_to_head_copies,
     context_rank_weights,
@@ -31,109 +34,221 @@ from echelon.proof.causes.gradients.context import (
 from echelon.proof.causes.gradients.experts import gradients_of_experts
 from echelon.proof.causes.gradients.microbatch_weights import (
     WrongGradient,
+    WrongGradientOfPlan,
     explain_weights,
     fit_microbatch_weights,
     replica_gradients,
 )
+from echelon.proof.causes.gradients.norm import name_norm
 from echelon.proof.causes.gradients.norm_layers import missing_rows
-from echelon.proof.causes.gradients.sums import missing_sums
 from echelon.proof.causes.places import describe_slice, told_by_slice, wrong_elements
 from echelon.proof.claims.checks import Check, dp_rank_of
-from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
+from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import (
     EXPLAINED,
     fit_basis,
     fit_factor,
     relative_residual,
 )
-from echelon.proof.evidence.groups import shard_axis
+from echelon.proof.evidence.groups import AxisGroups, group_of, shard_axis
+from echelon.proof.evidence.run import GRADIENTS, HeldPart
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.losses import whole_loss
 from echelon.proof.oracle.oracle import OracleStep, build_decoder, contributions
 from echelon.proof.ranks import ObservedShard
 
 
-def explain_gradient(evidence: PlanEvidence, failure: Check) -> ProofFinding:
+def explain_gradient(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
     """Return what is wrong with a gradient, and the ranks that hold it wrong."""
-    step, name = failure.step, failure.subject
-    oracle, observed = evidence.steps[step], evidence.run
-    right = oracle.gradients[name]
-    expert = observed.specs[name].expert is not None
-    pieces = observed.parts("gradients", step, name)
-    allowed = evidence.tolerance.allowed("gradients", step, name) * float(right.norm())
-    wrong = [p for p in pieces if not float((p.tensor - right[p.region]).norm()) <= allowed / 2]
+    step, name = evidence.steps[failure.step], failure.subject
+    right = evidence.wanted_gradient(step.step, name)
+    share = evidence.tolerance.allowed(GRADIENTS, step.step, name)
+    parts = evidence.run.parts(GRADIENTS, step.step, name)
+    if not parts:
+        return ProofFinding("missing", "no optimizer took it")
+    allowed = share * float(right.norm()) / 2
+    wrong = [p for p in parts if not float((p.tensor.double() - p.of(right)).norm()) <= allowed]
     # A slice may be a few elements of a row, from which little can be told.
-    wrong.sort(key=lambda piece: -piece.tensor.numel())
-    gradient = WrongGradient(
-        evidence=evidence,
-        oracle=oracle,
-        name=name,
-        shards=pieces,
-        wrong=wrong or pieces,
-        known=known_factors(evidence.plan, oracle, expert=expert),
-    )
-    ranks = tuple(sorted({piece.rank for piece in gradient.wrong}))
-    says = "another function: no factor, sum, shard or microbatch explains it"
-    finding = next(_findings(gradient), None)
+    wrong = sorted(wrong or parts, key=lambda part: -part.tensor.numel())
+    finding = next(_findings(_gradient_of(evidence, step.step, name, wrong)), None)
     if finding is None:
-        share = evidence.tolerance.allowed("gradients", step, name)
-        odd = wrong_elements(observed.whole("gradients", step, name), right, share)
+        says = "another function: no factor, sum, shard or microbatch explains it"
+        odd = wrong_elements(evidence.run.whole(GRADIENTS, step.step, name), right, share)
         finding = told_by_slice(ProofFinding("none", says), describe_slice(odd))
-    holders = {piece.rank for piece in pieces}
+    ranks, holders = tuple(sorted({part.rank for part in wrong})), {part.rank for part in parts}
     told = with_distinguishing_axis(evidence.axes(name), finding, ranks, holders)
     return replace(told, ranks=ranks)
 
 
+def _gradient_of(
+    evidence: JudgedEvidence, step: int, name: str, wrong: Sequence[HeldPart]
+) -> WrongGradient:
+    if isinstance(evidence, CapturedEvidence):
+        return WrongGradientOfProgram(
+            evidence=evidence, step=evidence.steps[step], name=name, wrong=wrong
+        )
+    expert = evidence.run.specs[name].expert is not None
+    return WrongGradientOfPlan(
+        evidence=evidence,
+        step=evidence.steps[step],
+        name=name,
+        wrong=cast("Sequence[ObservedShard]", wrong),
+        known=known_factors(evidence.plan, evidence.steps[step], expert=expert),
+    )
+
+
 def _findings(gradient: WrongGradient) -> Iterator[ProofFinding]:
-    if not all(bool(piece.tensor.isfinite().all()) for piece in gradient.wrong):
+    values = [part.tensor for part in gradient.wrong]
+    if not all(bool(one.isfinite().all()) for one in values):
         yield ProofFinding("not finite", "not finite")
-    for explain in (
-        _missing_sum,
-        _scalar,
-        _microbatch_mixture,
-        gradients_of_experts,
-        context_rank_weights,
-        gradients_of_keys,
-        slices_of_others,
-        _other_shards,
-        swapped_messages,
-        missing_rows,
-    ):
-        yield from explain(gradient)
+        return
+    if float(gradient.right.norm()) and not any(float(one.norm()) for one in values):
+        yield ProofFinding("zero", "zero", value=0.0)
+    yield from _missing_sum(gradient)
+    yield from _wrong_clip(gradient)
+    yield from _scalar(gradient)
+    if isinstance(gradient, WrongGradientOfPlan):
+        for explain in (
+            _microbatch_mixture,
+            gradients_of_experts,
+            context_rank_weights,
+            gradients_of_keys,
+            slices_of_others,
+            _other_shards,
+            swapped_messages,
+            missing_rows,
+        ):
+            yield from explain(gradient)
+    elif isinstance(gradient, WrongGradientOfProgram):
+        yield from gradients_of_program(gradient)
 
 
 def _missing_sum(gradient: WrongGradient) -> Iterator[ProofFinding]:
-    """Find copies whose sum is missing, the ranks of the largest wrong piece first."""
-    held: dict[int, torch.Tensor] = {}
-    for piece in gradient.wrong:
-        whole = torch.full(gradient.right.shape, torch.nan, dtype=torch.float64)
-        if piece.rank in held:
-            whole = held[piece.rank].reshape(whole.shape)
-        piece.put_into(whole)
-        held[piece.rank] = whole.reshape(-1)
-    right = gradient.right.double().reshape(-1)
-    yield from missing_sums(gradient.evidence.sums(gradient.name), held, right, EXPLAINED)
+    """Find copies whose sum is missing, or that were each clipped by a norm of its own."""
+    evidence, step, name = gradient.evidence, gradient.step.step, gradient.name
+    first = gradient.wrong[0].rank
+    ranks = dict.fromkeys((first, *evidence.run.holders(GRADIENTS, step, name)))
+    held = {rank: evidence.run.vector(GRADIENTS, step, name, rank) for rank in ranks}
+    right = gradient.right.reshape(-1)
+    yield from missing_sums(evidence.sums(name), held, right, gradient.fits)
+    if gradient.step.clip_norm is None or not evidence.run.reads_clipped:
+        return
+    for axis, groups in evidence.sums(name):
+        copies = [held[rank] for rank in group_of(groups, first) if rank in held]
+        common = ~torch.stack(copies).isnan().any(0)
+        if not bool(common.any()) or all(one.equal(copies[0]) for one in copies):
+            continue
+        weights, residual = fit_basis(right[common], [one[common] for one in copies])
+        if residual < gradient.fits and min(weights) > gradient.fits:
+            says = f"copies differ along {axis}, and with each clipped by a norm of its own they "
+            says += f"add up to the right one: they are not reduced over {axis}"
+            yield ProofFinding("missing sum", says, axis, residual=residual)
+
+
+def missing_sums(
+    groups_of_axes: AxisGroups, held: Mapping[int, torch.Tensor], right: torch.Tensor, fits: float
+) -> Iterator[ProofFinding]:
+    """Find axes along which copies differ and add up to the right tensor, or have it as their mean.
+
+    `held` has the copy of each wrong rank, flat, NaN where it has none. Of a tensor that ranks have
+    whole, all may use some rows alike and others not: only where copies differ they are summed. An
+    explanation leaves less than `fits`, relative.
+    """
+    first = next(iter(held))
+    for axis, groups in groups_of_axes:
+        copies = [held[rank] for rank in group_of(groups, first) if rank in held]
+        if len(copies) < 2:
+            continue
+        copies_CE = torch.stack(copies)
+        common_E = ~copies_CE.isnan().any(0)
+        copies_CE, right_E = copies_CE[:, common_E], right[common_E]
+        alike_E = (copies_CE == copies_CE[0]).all(0)
+        if not right_E.numel() or bool(alike_E.all()):
+            continue
+        some = " in some rows" * bool((alike_E & (copies_CE[0] != 0)).any())
+        for count, makes in ((1, "add up to"), (len(copies), "have as their mean")):
+            total_E = torch.where(alike_E, copies_CE[0], copies_CE.sum(0) / count)
+            residual = relative_residual(total_E, right_E)
+            if residual < fits:
+                says = f"copies differ along {axis}{some} and {makes} the right one: they are not "
+                says += f"reduced over {axis}"
+                yield ProofFinding("missing sum", says, axis, residual=residual)
+
+
+def _wrong_clip(gradient: WrongGradient) -> Iterator[ProofFinding]:
+    """Find one factor in all gradients of a rank: they are clipped by another norm."""
+    evidence, step = gradient.evidence, gradient.step
+    clip = step.clip_norm
+    if clip is None or not evidence.run.reads_clipped:
+        return
+    factors = _factors_of_rank(gradient, gradient.wrong[0].rank)
+    if len(factors) < 2:
+        return
+    bare = [name for name, one in factors.items() if abs(one * step.clip_scale - 1) < gradient.fits]
+    clipped = [one for name, one in factors.items() if name not in bare]
+    if not clipped:
+        yield ProofFinding("1/clip scale", "no gradient is clipped", value=1 / step.clip_scale)
+        return
+    if max(clipped) - min(clipped) > gradient.fits * max(clipped):
+        return
+    norm = clip / (clipped[0] * step.clip_scale)
+    says = f"gradients of the step are clipped by a norm of {norm:.6g}"
+    if bare:
+        says = f"{len(bare)} of {len(factors)} gradients are not clipped, the others by a norm of "
+        yield ProofFinding("partial clip", f"{says}{norm:.6g}", value=norm / step.grad_norm)
+        return
+    told = name_norm(evidence, step, norm)
+    if told is not None:
+        yield replace(told, description=f"{says}: {told.description}")
+    else:
+        says += f" instead of {step.grad_norm:.6g}"
+        yield ProofFinding("wrong norm", says, value=norm / step.grad_norm)
+
+
+def _factors_of_rank(gradient: WrongGradient, rank: int) -> dict[str, float]:
+    """Return the factor of each gradient of a rank; nothing where one is no multiple."""
+    evidence, step = gradient.evidence, gradient.step
+    factors: dict[str, float] = {}
+    for name in step.gradients:
+        mine = evidence.run.vector(GRADIENTS, step.step, name, rank)
+        held = ~mine.isnan()
+        right = evidence.wanted_gradient(step.step, name).reshape(-1)
+        if bool(held.any()) and float(right[held].norm()):
+            factors[name], residual = fit_factor(mine[held], right[held])
+            if residual > gradient.fits or factors[name] <= 0:
+                return {}
+    return factors
 
 
 def _scalar(gradient: WrongGradient) -> Iterator[ProofFinding]:
-    for piece in gradient.wrong:
-        right = gradient.right[piece.region]
-        if not float(right.norm()):
-            continue
-        if not float(piece.tensor.norm()):
-            yield ProofFinding("zero", "zero", value=0.0)
-            return
-        factor, residual = fit_factor(piece.tensor, right)
-        if residual < EXPLAINED and not math.isclose(factor, 1.0, rel_tol=EXPLAINED):
-            named = name_factor(factor, gradient.known, residual)
-            yield attribute_to_head_copies(gradient.evidence.plan, gradient.name, named)
-            return
+    """Find one factor in all that is wrong, or one for each rank."""
+    right = gradient.right
+    parts = [part for part in gradient.wrong if float(part.of(right).norm())]
+    fits = [fit_factor(part.tensor, part.of(right)) for part in parts]
+    if not fits or any(residual > gradient.fits for _, residual in fits):
+        return
+    factors, residual = [factor for factor, _ in fits], max(residual for _, residual in fits)
+    wrong = max(factors, key=lambda factor: abs(factor - 1.0))
+    if math.isclose(wrong, 1.0, rel_tol=gradient.fits):
+        return
+    if max(factors) - min(factors) <= gradient.fits * max(1.0, abs(wrong)):
+        evidence, name = gradient.evidence, gradient.name
+        named = named_factor(evidence, gradient.step, wrong, residual, parameter=name)
+        if isinstance(evidence, PlanEvidence):
+            named = attribute_to_head_copies(evidence.plan, name, named)
+        yield named
+        return
+    of_ranks = zip(parts, factors, strict=True)
+    told = ", ".join(f"rank {part.rank}: {factor:.6g}" for part, factor in of_ranks)
+    says = f"each rank has it times a factor of its own ({told})"
+    yield ProofFinding("factors of ranks", says, value=wrong)
 
 
-def _microbatch_mixture(gradient: WrongGradient) -> Iterator[ProofFinding]:
+def _microbatch_mixture(gradient: WrongGradientOfPlan) -> Iterator[ProofFinding]:
     """Find the weights of the microbatches of all replicas, and of the step before."""
-    evidence, step = gradient.evidence, gradient.oracle.step
-    parts = contributions(evidence.reference_plan, gradient.oracle)
+    evidence, step = gradient.evidence, gradient.step.step
+    parts = contributions(evidence.reference_plan, gradient.step)
     for piece in gradient.wrong[:4]:
         before = None
         if step:
@@ -154,7 +269,7 @@ def _microbatch_mixture(gradient: WrongGradient) -> Iterator[ProofFinding]:
         return
 
 
-def _other_shards(gradient: WrongGradient) -> Iterator[ProofFinding]:
+def _other_shards(gradient: WrongGradientOfPlan) -> Iterator[ProofFinding]:
     """Find a shard that is made of other tensor ranks' shards: a wrong group, or a wrong slice."""
     plan, spec = gradient.evidence.plan, gradient.spec
     if spec.split_dim is None or plan.mesh.tp == 1 or spec.expert is not None:
@@ -209,14 +324,14 @@ _MOST_MICROBATCHES = 8
 """Pairs are tried one by one; a proof that was shrunk has few."""
 
 
-def swapped_messages(gradient: WrongGradient) -> Iterator[ProofFinding]:
+def swapped_messages(gradient: WrongGradientOfPlan) -> Iterator[ProofFinding]:
     """Find two microbatches whose gradients changed places where they entered a stage."""
     plan, reference = gradient.evidence.plan, gradient.evidence.reference_plan
     piece = gradient.wrong[0]
     if plan.mesh.pp == 1 or plan.num_microbatches > _MOST_MICROBATCHES:
         return
     for stage, layer in _ends(plan):
-        exchanged = _exchanged(reference, gradient.oracle, gradient.name, layer)
+        exchanged = _exchanged(reference, gradient.step, gradient.name, layer)
         for (one, other), found in exchanged:
             residual = relative_residual(piece.tensor.double(), found[piece.region])
             if residual < EXPLAINED:
@@ -275,7 +390,7 @@ _LEAST = 4
 """Elements in a row that are not found elsewhere by chance."""
 
 
-def slices_of_others(gradient: WrongGradient) -> Iterator[ProofFinding]:
+def slices_of_others(gradient: WrongGradientOfPlan) -> Iterator[ProofFinding]:
     """Find the right gradient of another slice in a wrong piece."""
     plan, expert = gradient.evidence.plan, gradient.spec.expert is not None
     if shard_degree(plan, expert=expert) == 1:
@@ -301,12 +416,12 @@ def slices_of_others(gradient: WrongGradient) -> Iterator[ProofFinding]:
         return
 
 
-def _owners(gradient: WrongGradient, piece: ObservedShard) -> set[int]:
+def _owners(gradient: WrongGradientOfPlan, piece: ObservedShard) -> set[int]:
     """Return the ranks that should hold what a piece begins with, by what they say they hold."""
     start = piece.tensor.reshape(-1)[: 2 * _LEAST].double()
     if start.numel() < _LEAST or not float(start.norm()):
         return set()
-    observed, oracle = gradient.evidence.run, gradient.oracle
+    observed, oracle = gradient.evidence.run, gradient.step
     for name, right in oracle.gradients.items():
         flat = right.double().reshape(-1)
         if flat.numel() < start.numel():

@@ -17,10 +17,12 @@ import torch
 
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
-from echelon.proof.causes.factors import Factor, name_factor
+from echelon.proof.causes.factors import Factor, count_alike, name_factor
 from echelon.proof.causes.finding import ProofFinding
-from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.evidence.fits import EXPLAINED, fit_basis, nearly_equal, relative_residual
+from echelon.proof.evidence.run import HeldPart
+from echelon.proof.evidence.steps import ReferenceStep
 from echelon.proof.oracle.oracle import MicrobatchKey, OracleStep, contributions
 from echelon.proof.ranks import ObservedShard
 
@@ -29,12 +31,30 @@ Weights = Mapping[MicrobatchKey, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongGradient:
-    """Hold one wrong gradient and all that it is compared with."""
+    """Hold one wrong gradient of any program, and the parts that are wrong, the largest first."""
+
+    evidence: JudgedEvidence
+    step: ReferenceStep
+    name: str
+    wrong: Sequence[HeldPart]
+
+    @property
+    def right(self) -> torch.Tensor:
+        """Return the gradient of one device, where it is read: clipped or not."""
+        return self.evidence.wanted_gradient(self.step.step, self.name)
+
+    @property
+    def fits(self) -> float:
+        """Return the residual below which an explanation fits."""
+        return self.evidence.explained
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongGradientOfPlan(WrongGradient):
+    """Hold one wrong gradient of a plan, and the factors that it is compared with."""
 
     evidence: PlanEvidence
-    oracle: OracleStep
-    name: str
-    shards: Sequence[ObservedShard]
+    step: OracleStep
     wrong: Sequence[ObservedShard]
     known: Sequence[Factor]
 
@@ -42,11 +62,6 @@ class WrongGradient:
     def spec(self) -> ParameterSpec:
         """Return the parameter that it is the gradient of."""
         return self.evidence.run.specs[self.name]
-
-    @property
-    def right(self) -> torch.Tensor:
-        """Return the gradient of one device."""
-        return self.oracle.gradients[self.name]
 
     def residual(self, gradient: torch.Tensor) -> float:
         """Return what a whole gradient leaves unexplained of the pieces that are wrong."""
@@ -103,9 +118,9 @@ def sum_of(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(list(parts)).sum(0)
 
 
-def replica_gradients(gradient: WrongGradient, *names: str) -> list[torch.Tensor]:
+def replica_gradients(gradient: WrongGradientOfPlan, *names: str) -> list[torch.Tensor]:
     """Return the part of each data-parallel rank in the gradients of parameters."""
-    parts = contributions(gradient.evidence.reference_plan, gradient.oracle)
+    parts = contributions(gradient.evidence.reference_plan, gradient.step)
     return [
         sum_of([part[name] for slot, part in parts.items() if slot[0] == dp_rank])
         for name, dp_rank in product(names, range(gradient.evidence.plan.mesh.dp))
@@ -113,7 +128,7 @@ def replica_gradients(gradient: WrongGradient, *names: str) -> list[torch.Tensor
 
 
 def explain_weights(
-    mixture: MicrobatchMixture, gradient: WrongGradient, dp_rank: int | None
+    mixture: MicrobatchMixture, gradient: WrongGradientOfPlan, dp_rank: int | None
 ) -> ProofFinding | None:
     """Return what the weights say of a gradient that `dp_rank` holds; None for no known pattern.
 
@@ -124,9 +139,9 @@ def explain_weights(
 
 
 def _patterns(
-    mixture: MicrobatchMixture, gradient: WrongGradient, dp_rank: int | None
+    mixture: MicrobatchMixture, gradient: WrongGradientOfPlan, dp_rank: int | None
 ) -> Iterator[ProofFinding | None]:
-    plan, oracle, known = gradient.evidence.plan, gradient.oracle, gradient.known
+    plan, oracle, known = gradient.evidence.plan, gradient.step, gradient.known
     weights, old = mixture.weights, mixture.previous_step
     mean = fmean(weights.values())
     if not nearly_equal(old, 0.0):
@@ -201,11 +216,10 @@ def _mean_of_means(weights: Weights, oracle: OracleStep) -> ProofFinding | None:
         ("microbatch", "microbatches", together(1)),
     )
     for what, axis, tokens in rows:
-        products = [weights[slot] * tokens[slot] for slot in weights]
-        level = fmean(products)
-        if all(nearly_equal(product / level, 1.0) for product in products):
+        if count_alike(list(weights.values()), [tokens[slot] for slot in weights], EXPLAINED):
+            level = fmean(weights[slot] * tokens[slot] for slot in weights)
             says = f"a mean of means: each {what} counts alike, whatever its tokens"
-            return ProofFinding("token ratio", says, axis, value=level / oracle.tokens)
+            return ProofFinding("mean of means", says, axis, value=level / oracle.tokens)
     return None
 
 

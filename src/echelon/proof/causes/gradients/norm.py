@@ -16,32 +16,74 @@ from echelon.layout.stage import pieces_of
 from echelon.proof.causes.factors import Factor, named_factor
 from echelon.proof.causes.finding import ROUNDING, ProofFinding
 from echelon.proof.claims.checks import Check
-from echelon.proof.claims.plan_evidence import PlanEvidence
-from echelon.proof.evidence.fits import furthest_value, nearly_equal
+from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
+from echelon.proof.evidence.evidence import CapturedEvidence
+from echelon.proof.evidence.fits import EXPLAINED, furthest_value, nearly_equal
 from echelon.proof.evidence.groups import index_in_group, shard_axis
+from echelon.proof.evidence.run import INITIAL, PARAMETERS
+from echelon.proof.evidence.steps import ReferenceStep
 from echelon.proof.oracle.oracle import OracleStep
 
 
-def explain_norm(evidence: PlanEvidence, failure: Check) -> ProofFinding:
+def explain_norm(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
     """Return what the wrong gradient norm is the norm of."""
-    oracle = evidence.steps[failure.step]
-    values = [report.grad_norm for report in evidence.run.reports(failure.step)]
-    wrong = furthest_value(values, oracle.grad_norm)
-    if nearly_equal(wrong / oracle.grad_norm, 1.0):
+    step = evidence.steps[failure.step]
+    reports = evidence.run.reports(failure.step)
+    values = [report.grad_norm for report in reports if report.grad_norm is not None]
+    wrong = furthest_value(values, step.grad_norm)
+    if nearly_equal(wrong / step.grad_norm, 1.0):
         return ProofFinding("none", ROUNDING)
-    return name_norm(evidence, oracle, wrong) or named_factor(
-        evidence.plan, oracle, wrong / oracle.grad_norm, of_norm=True
+    return name_norm(evidence, step, wrong) or named_factor(
+        evidence, step, wrong / step.grad_norm, of_norm=True
     )
 
 
-def name_norm(evidence: PlanEvidence, oracle: OracleStep, norm: float) -> ProofFinding | None:
+def name_norm(evidence: JudgedEvidence, step: ReferenceStep, norm: float) -> ProofFinding | None:
     """Return which part of the gradient a norm is the norm of; None where it is of no part."""
-    whole = oracle.grad_norm
-    for part in (*norms_of_parts(evidence.plan, oracle), *_norms_of_ranks(evidence, oracle)):
-        if nearly_equal(norm / part.value, 1.0):
-            says = f"{norm:.6g} is the norm {part.name}; all together it is {whole:.6g}"
+    whole = step.grad_norm
+    if isinstance(evidence, PlanEvidence):
+        oracle = evidence.steps[step.step]
+        parts = (*norms_of_parts(evidence.plan, oracle), *_norms_of_ranks(evidence, oracle))
+    else:
+        parts = _norms_on_mesh(evidence, step)
+    fits = max(_ADDED_BY_CLIPPING, evidence.explained)
+    for part in parts:
+        wrong = abs(part.value - whole) > EXPLAINED * whole
+        if wrong and abs(norm - part.value) <= fits * part.value:
+            says = f"{norm:.6g} is the norm {part.name}; the whole gradient has {whole:.6g}"
             return ProofFinding("partial norm", says, part.axis, value=norm / whole)
     return None
+
+
+_ADDED_BY_CLIPPING = 1e-5
+"""Relative: torch divides by the norm + 1e-6, and a norm told by its clipping has that in it."""
+
+
+def _norms_on_mesh(evidence: CapturedEvidence, step: ReferenceStep) -> Iterator[Factor]:
+    """Yield the norms that a program may take for that of the whole gradient.
+
+    The sum of squares of what each rank holds, summed over the ranks of some axes: too few axes
+    leave parts out, axes of copies count them several times.
+    """
+    mesh, squares = evidence.mesh, [0.0] * evidence.mesh.world_size
+    whole = {name: one.double().square() for name, one in step.gradients.items()}
+    for name, square in whole.items():
+        for piece in evidence.run.parts(PARAMETERS, INITIAL, name):
+            squares[piece.rank] += float(piece.of(square).sum())
+    for rank in range(mesh.world_size):
+        label = mesh.label(rank) or "rank 0"
+        yield Factor(f"of what {label} holds alone", squares[rank] ** 0.5, " and ".join(mesh.axes))
+    for axes in mesh.axis_sets():
+        over = " and ".join(axes)
+        left = " and ".join(axis for axis in mesh.axes if axis not in axes) or over
+        for group in sorted(mesh.groups(axes)):
+            norm = sum(squares[rank] for rank in group) ** 0.5
+            yield Factor(f"of all that ranks hold, summed over {over}, copies too", norm, left)
+    for axis in mesh.axes:
+        copied = [n for n in whole if axis in evidence.run.split_axes(n)[1]]
+        twice = (mesh.degrees[axis] - 1) * sum(float(whole[name].sum()) for name in copied)
+        norm = (sum(float(one.sum()) for one in whole.values()) + twice) ** 0.5
+        yield Factor(f"with copies over {axis} counted once per rank", norm, axis)
 
 
 _NamedSquare = tuple[str, float, str]

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from echelon.core.plan import Plan
-from echelon.models.boundaries import FINAL_NORM, INPUT, OUTPUT
+from echelon.models.decoder import FINAL_NORM, INPUT, OUTPUT
 from echelon.proof.causes.finding import ProofFinding
-from echelon.proof.causes.gradients.microbatch_weights import WrongGradient
+from echelon.proof.causes.gradients.microbatch_weights import WrongGradientOfPlan
 from echelon.proof.causes.token_ranks import token_rows
 from echelon.proof.claims.activation_checks import ActivationCopy
 from echelon.proof.claims.plan_evidence import PlanEvidence
@@ -98,9 +98,9 @@ def _epsilon(
         yield ProofFinding("epsilon", says, value=found, tensor=tensor)
 
 
-def missing_rows(gradient: WrongGradient) -> Iterator[ProofFinding]:
+def missing_rows(gradient: WrongGradientOfPlan) -> Iterator[ProofFinding]:
     """Find the first or last rows of each microbatch that the gradient of a norm leaves out."""
-    evidence, oracle = gradient.evidence, gradient.oracle
+    evidence, oracle = gradient.evidence, gradient.step
     parts_BTD = parts_of_tokens(evidence, oracle, gradient.name)
     if parts_BTD is None:
         return
@@ -148,7 +148,7 @@ def _rows_of_ranks(plan: Plan, shape: torch.Size) -> tuple[torch.Tensor, int]:
     return row_BT, count
 
 
-def _unexplained(gradient: WrongGradient, made: torch.Tensor) -> float:
+def _unexplained(gradient: WrongGradientOfPlan, made: torch.Tensor) -> float:
     return max(
         relative_residual(piece.tensor.double(), made[piece.region]) for piece in gradient.wrong
     )

@@ -13,7 +13,6 @@ from collections.abc import Collection, Mapping
 
 import torch
 
-from echelon.proof.causes.factors import split_axes
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.causes.passing.places import PassedStep, sliced
 from echelon.proof.evidence.captured import STAND_INS
@@ -46,7 +45,7 @@ def _replaced(
         if not factor or residual > evidence.explained:
             return None
     lost = [one for one in gradients if run.parts(STAND_INS, step, one)]
-    axis = " and ".join(split_axes(evidence, name)[1])
+    axis = " and ".join(evidence.run.split_axes(name)[1])
     over = f", reduced over {axis}" if axis else ""
     says = "zero: the model has another tensor in its place, which has the right gradient"
     says += f"{over}; the optimizer keeps {len(lost)} parameters that the model no longer has"

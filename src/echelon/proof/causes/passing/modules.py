@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from echelon.proof.causes.factors import named_on_mesh, split_axes
+from echelon.proof.causes.factors import named_factor
 from echelon.proof.causes.finding import ProofFinding, with_distinguishing_axis
 from echelon.proof.causes.passing.places import (
     ComparedModule,
@@ -143,7 +143,7 @@ def _missing_columns(wrong: WrongModule) -> Iterator[ProofFinding]:
         layer
         for layer in passed.sources.get(wrong.name, [])
         if len(evidence.run.shapes.get(f"{layer}.weight", ())) == 2
-        and split_axes(evidence, f"{layer}.weight")[0]
+        and evidence.run.split_axes(f"{layer}.weight")[0]
     ]
     for chosen in [[layer] for layer in layers] + [layers] * (len(layers) > 1):
         lacks = {
@@ -159,7 +159,7 @@ def _missing_columns(wrong: WrongModule) -> Iterator[ProofFinding]:
         if max(residuals) <= passed.fits and any(
             float(part.norm()) for parts in lacks.values() for part in parts if part is not None
         ):
-            axis = " and ".join(split_axes(evidence, f"{chosen[0]}.weight")[0])
+            axis = " and ".join(evidence.run.split_axes(f"{chosen[0]}.weight")[0])
             says = f"{wrong.where} is what this rank's columns of {' and '.join(chosen)} send back:"
             says += f" it is not summed over {axis}"
             yield ProofFinding("missing sum", says, axis, residual=max(residuals))
@@ -189,7 +189,7 @@ def _scalar(wrong: WrongModule) -> Iterator[ProofFinding]:
     if any(abs(one.factor / wrong.usual - value) > wrong.passed.fits for one in places):
         return
     step = wrong.evidence.steps[wrong.passed.step]
-    told = named_on_mesh(wrong.evidence, step, value, max(one.residual for one in places))
+    told = named_factor(wrong.evidence, step, value, max(one.residual for one in places))
     yield replace(told, description=f"{wrong.where} is the right one, times {value:.6g}")
 
 

@@ -8,12 +8,12 @@ no two are alike but by chance, and a right forward pass gives the same ones.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional as fn
 
-from echelon.proof.causes.factors import split_axes
+from echelon.proof.causes.factors import mean_of_means
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.claims.checks import Check
 from echelon.proof.evidence.evidence import CapturedEvidence
@@ -143,7 +143,7 @@ def _padded(failure: Check, classes: int, wider: int, axis: str) -> ProofFinding
 def _axis_of_classes(evidence: CapturedEvidence, classes: int) -> str:
     """Return the axes over which the rows of the parameters with a row for each class are cut."""
     for name, shape in reversed(list(evidence.run.shapes.items())):
-        if shape and shape[0] == classes and (cut := split_axes(evidence, name)[0]):
+        if shape and shape[0] == classes and (cut := evidence.run.split_axes(name)[0]):
             return " and ".join(cut)
     return ""
 
@@ -221,17 +221,15 @@ def _boundaries(labels: CountedLabels, parts: int) -> torch.Tensor:
 
 def _another_mean(labels: CountedLabels, failure: Check) -> Iterator[ProofFinding]:
     """Find a mean of the means of ranks, and of their microbatches, all labels being right."""
-    means, counts = list[float](), dict[int, int]()
-    for rank, tokens in labels.ranks.items():
-        own = [one.token_losses() for one in tokens]
-        means += [float(one.mean()) for one in own if one.numel()]
-        counts[rank] = sum(one.numel() for one in own)
-    value, mesh = labels.evidence.run.loss(labels.step), labels.evidence.mesh
-    if value is None or len(means) < 2 or not labels.alike(value, sum(means) / len(means)):
-        return
-    differ = _axes_of_counts(mesh, counts)
-    says = f"{failure.detail}: the loss of every label is right, and this is the mean of the means "
-    yield ProofFinding("mean of means", says + "of ranks and microbatches", " and ".join(differ))
+    own = {r: [one.token_losses() for one in tokens] for r, tokens in labels.ranks.items()}
+    counts = {rank: sum(one.numel() for one in losses) for rank, losses in own.items()}
+    sums = [(float(one.sum()), one.numel()) for losses in own.values() for one in losses]
+    run, axis = labels.evidence.run, " and ".join(_axes_of_counts(labels.evidence.mesh, counts))
+    value, right = run.loss(labels.step), labels.evidence.steps[labels.step].loss
+    of_ranks = [("ranks and microbatches", axis, sums)]
+    for finding in mean_of_means(value or 0.0, right, of_ranks, labels.evidence.explained):
+        says = f"{failure.detail}: the loss of every label is right, and this is "
+        yield replace(finding, description=says + finding.description)
 
 
 def _another_count(labels: CountedLabels, failure: Check) -> Iterator[ProofFinding]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrong updates, the gradient being right.
 
-optimizer_constants.py  counts, epsilons and decays that are others
+optimizer_constants.py  counts, epsilons and betas that are others
+captured.py             optimizer state of a program, and an update by another count of steps
 updates.py              factors, decay, clip, state of an earlier update or of another tensor
-captured.py             updates and optimizer state of a captured program
 outer_steps.py          what islands make of their meetings
 """

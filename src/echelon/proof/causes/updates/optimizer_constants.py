@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a wrong update looks like whose optimizer has other constants: count, epsilon, decay.
+"""What a wrong update looks like whose optimizer has other constants: count, epsilon, betas.
 
 The gradients and the moments before are right, so the formula is run again with each constant
 changed, or solved for it.
@@ -14,9 +14,9 @@ import torch
 
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Optimizer
-from echelon.layout.stage import decays, update_rule_of
+from echelon.layout.stage import update_rule_of
 from echelon.proof.causes.finding import ProofFinding
-from echelon.proof.evidence.fits import EXPLAINED, fit_basis, nearly_equal, relative_residual
+from echelon.proof.evidence.fits import EXPLAINED, nearly_equal, relative_residual
 from echelon.proof.oracle.optimizers import OptimizerState, TensorUpdate, update
 from echelon.proof.oracle.oracle import OracleStep
 
@@ -75,27 +75,10 @@ class ReplayedUpdate:
 
 def explain_constants(replayed: ReplayedUpdate) -> Iterator[ProofFinding]:
     """Find a constant of the optimizer that makes the wrong update."""
-    yield from _undue_decay(replayed)
     if update_rule_of(replayed.optimizer, replayed.spec) == "adamw":
         yield from _count(replayed)
         yield from _epsilon(replayed)
         yield from _betas(replayed)
-
-
-def _undue_decay(replayed: ReplayedUpdate) -> Iterator[ProofFinding]:
-    """Find weight decay of a parameter that takes none."""
-    oracle, name = replayed.last, replayed.spec.name
-    if decays(replayed.optimizer, replayed.spec) or not replayed.optimizer.weight_decay:
-        return
-    main = oracle.updates[name].main[replayed.where].double()
-    value = oracle.before[name][replayed.where].double()
-    (own, shrunk), residual = fit_basis(replayed.seen, (main, value))
-    if residual >= EXPLAINED or not nearly_equal(own, 1.0) or nearly_equal(shrunk, 0.0):
-        return
-    decay = -shrunk / oracle.learning_rate
-    kind = "a matrix of no block" if len(replayed.spec.shape) > 1 else "a norm or bias"
-    says = f"weight decay of {decay:.4g} where none belongs: it is {kind}"
-    yield ProofFinding("undue decay", says, value=decay, residual=residual)
 
 
 def _count(replayed: ReplayedUpdate) -> Iterator[ProofFinding]:

@@ -20,15 +20,17 @@ from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.choices.registry import load_reference
 from echelon.core.plan import Optimizer, Plan
 from echelon.cost.bytes.servers import SERVERS_AXIS
-from echelon.layout.stage import update_rule_of
+from echelon.layout.stage import decays, update_rule_of
 from echelon.proof.causes.factors import named_factor
 from echelon.proof.causes.finding import ROUNDING, ProofFinding, with_distinguishing_axis
 from echelon.proof.causes.gradients.norm import name_norm
 from echelon.proof.causes.places import describe_slice, told_by_slice, wrong_elements
+from echelon.proof.causes.updates.captured import other_count
 from echelon.proof.causes.updates.optimizer_constants import ReplayedUpdate, explain_constants
 from echelon.proof.claims.checks import Check
-from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.claims.value_checks import replay
+from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import (
     EXPLAINED,
     fit_basis,
@@ -36,7 +38,8 @@ from echelon.proof.evidence.fits import (
     nearly_equal,
     relative_residual,
 )
-from echelon.proof.evidence.run import INITIAL
+from echelon.proof.evidence.run import INITIAL, PARAMETERS
+from echelon.proof.evidence.steps import ReferenceStep
 from echelon.proof.oracle.optimizers import OptimizerState, TensorUpdate, update
 from echelon.proof.oracle.oracle import TORCH_DTYPES, OracleStep
 
@@ -48,12 +51,35 @@ _OF_SLICES = ("none", "stale", "another's state")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongUpdate:
-    """Hold one wrong update, and where it is wrong."""
+    """Hold one wrong update of any program: where it is wrong, and what was added there."""
 
-    evidence: PlanEvidence
-    oracle: OracleStep
+    evidence: JudgedEvidence
+    step: ReferenceStep
     name: str
     where: torch.Tensor
+    seen: torch.Tensor
+
+    def there(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return the elements of a whole tensor that are wrong, float64."""
+        return whole[self.where].double()
+
+    @property
+    def main(self) -> torch.Tensor:
+        """Return the right part of the gradients."""
+        return self.there(self.step.parts_of_update(self.name)[0])
+
+    @property
+    def decay(self) -> torch.Tensor:
+        """Return the right part of the weight decay."""
+        return self.there(self.step.parts_of_update(self.name)[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongUpdateOfPlan(WrongUpdate):
+    """Hold one wrong update of a plan, whose formula can be run again."""
+
+    evidence: PlanEvidence
+    step: OracleStep
 
     @property
     def optimizer(self) -> Optimizer:
@@ -61,21 +87,16 @@ class WrongUpdate:
         return self.evidence.plan.mathematics.optimizer
 
     @property
-    def seen(self) -> torch.Tensor:
-        """Return what was added to the elements that are wrong."""
-        return self.evidence.run.update(self.oracle.step, self.name)[self.where]
-
-    @property
     def odd(self) -> torch.Tensor:
         """Return which elements are wrong by themselves."""
-        evidence, step = self.evidence, self.oracle.step
+        evidence, step = self.evidence, self.step.step
         allowed = evidence.tolerance.allowed("updates", step, self.name)
         seen = evidence.run.update(step, self.name)
-        return wrong_elements(seen, self.oracle.updates[self.name].total, allowed)
+        return wrong_elements(seen, self.step.updates[self.name].total, allowed)
 
     def replayed(self, name: str, where: torch.Tensor) -> ReplayedUpdate:
         """Return what the formula can be run again with, for this tensor or one of its shape."""
-        evidence, step = self.evidence, self.oracle.step
+        evidence, step = self.evidence, self.step.step
         return ReplayedUpdate(
             spec=evidence.run.specs[name],
             optimizer=self.optimizer,
@@ -84,34 +105,52 @@ class WrongUpdate:
             seen=evidence.run.update(step, self.name)[where],
         )
 
-    @property
-    def main(self) -> torch.Tensor:
-        """Return the right part of the gradients."""
-        return self.oracle.updates[self.name].main[self.where].double()
 
-    @property
-    def decay(self) -> torch.Tensor:
-        """Return the right part of the weight decay."""
-        return self.oracle.updates[self.name].decay[self.where].double()
-
-
-def explain_update(evidence: PlanEvidence, failure: Check) -> ProofFinding:
+def explain_update(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
     """Return what is wrong with what the optimizer added to a tensor, its gradient being right."""
+    if isinstance(evidence, CapturedEvidence):
+        return _update_of_program(evidence, failure)
     oracle, name = evidence.steps[failure.step], failure.subject
     if oracle.skipped:
         return ProofFinding("not skipped", "updated in a step whose gradients overflowed")
     where, ranks = _wrong_places(evidence, oracle, name)
     where = where if ranks else torch.ones_like(where)
-    wrong = WrongUpdate(evidence=evidence, oracle=oracle, name=name, where=where)
-    says = "another update: no factor of its parts explains it"
+    seen = evidence.run.update(oracle.step, name)[where]
+    wrong = WrongUpdateOfPlan(evidence=evidence, step=oracle, name=name, where=where, seen=seen)
     found = chain(stale_versions(evidence, oracle, name), _findings(wrong))
-    finding = next(found, None) or ProofFinding("none", says)
+    finding = next(found, None) or ProofFinding("none", _ANOTHER)
     if finding.factor in _OF_SLICES:
         finding = told_by_slice(finding, describe_slice(wrong.odd))
     # Other tensors of the step count too: all of this one may lie in the slice of one rank.
     every = {r for other in oracle.updates for r in _wrong_places(evidence, oracle, other)[1]}
     finding = replace(finding, ranks=tuple(sorted(ranks)))
     return _told_of(evidence, finding, every, name)
+
+
+def _update_of_program(evidence: CapturedEvidence, failure: Check) -> ProofFinding:
+    """Explain the update of the first rank that has it wrong."""
+    step, name, run = evidence.steps[failure.step], failure.subject, evidence.run
+    right = step.update(name)
+    before = failure.step - 1 if failure.step else INITIAL
+    seen = {
+        rank: run.vector(PARAMETERS, failure.step, name, rank)
+        - run.vector(PARAMETERS, before, name, rank)
+        for rank in run.holders(PARAMETERS, failure.step, name)
+    }
+    limit = max(failure.allowed, evidence.explained) * float(right.norm()) / 2
+    off = {rank: (one - right.reshape(-1))[~one.isnan()] for rank, one in seen.items()}
+    ranks = [rank for rank, one in off.items() if not float(one.norm()) <= limit] or list(seen)
+    mine = seen[ranks[0]]
+    where = ~mine.isnan().view(right.shape)
+    wrong = WrongUpdate(
+        evidence=evidence, step=step, name=name, where=where, seen=mine[~mine.isnan()]
+    )
+    finding = next(_findings(wrong), None) or ProofFinding("none", _ANOTHER)
+    finding = replace(finding, ranks=tuple(sorted(ranks)))
+    return with_distinguishing_axis(evidence.axes(), finding, ranks, seen)
+
+
+_ANOTHER = "another update of the right gradient: no factor of it, and no decay, explains it"
 
 
 def _told_of(
@@ -142,32 +181,82 @@ def _wrong_places(
 def _findings(wrong: WrongUpdate) -> Iterator[ProofFinding]:
     if not bool(wrong.seen.isfinite().all()):
         yield ProofFinding("not finite", "not finite")
-    elif not float(wrong.seen.norm()):
+        return
+    if not float(wrong.seen.norm()):
         yield ProofFinding("zero", "not updated at all", value=0.0)
-    yield from _clip_epsilon(wrong)
-    yield from _repeated(wrong)
-    decays = bool(wrong.decay.norm())
-    if decays:
-        weights, residual = fit_basis(wrong.seen, (wrong.main, wrong.decay))
-        if residual < EXPLAINED:
-            yield _name_parts(wrong, weights[0], weights[1], residual)
-    factor, residual = fit_factor(wrong.seen, wrong.main)
-    if residual < EXPLAINED:
-        if not nearly_equal(factor, 1.0):
-            scale = None if decays else _muon_scale(wrong, factor)
-            yield scale or _learning_rate(wrong, factor, residual)
-        elif decays:
-            yield ProofFinding("zero", "weight decay is missing", value=0.0)
-        else:
-            yield ProofFinding("none", ROUNDING, residual=residual)
-    # In a first update an epsilon and a scale of the gradient are the same: a named scale is told.
-    yield from _clip(wrong)
-    yield from explain_constants(wrong.replayed(wrong.name, wrong.where))
-    yield from _scaled_gradient(wrong)
-    yield from _other_state(wrong)
+    if isinstance(wrong, WrongUpdateOfPlan):
+        yield from _clip_epsilon(wrong)
+        yield from _repeated(wrong)
+    yield from _rate_and_decay(wrong)
+    if isinstance(wrong, WrongUpdateOfPlan):
+        # In a first update an epsilon and a scale of the gradient are the same: a named scale is
+        # told.
+        yield from _clip(wrong)
+        yield from explain_constants(wrong.replayed(wrong.name, wrong.where))
+        yield from _scaled_gradient(wrong)
+        yield from _other_state(wrong)
+        return
+    first, without_decay = wrong.evidence.steps[0], wrong.seen - wrong.decay
+    yield from other_count(first, wrong.step, wrong.name, without_decay, wrong.where)
+    right = wrong.main + wrong.decay
+    if relative_residual(wrong.seen.sign(), right.sign()) < wrong.evidence.explained:
+        says = "of the right sign and another size: another epsilon, beta, or count of steps"
+        yield ProofFinding("other size", says)
 
 
-def _other_state(wrong: WrongUpdate) -> Iterator[ProofFinding]:
+def _rate_and_decay(wrong: WrongUpdate) -> Iterator[ProofFinding]:
+    """Find other weights of what the gradients add, and of what the decay does."""
+    main, decay, value = wrong.main, wrong.decay, wrong.there(wrong.step.before[wrong.name])
+    rate, due = _constants(wrong)
+    fits = wrong.evidence.explained
+    shrunk = decay / due if due else -rate * value
+    weights, residual = fit_basis(wrong.seen, (main, shrunk))
+    if not rate or residual >= fits or not float(shrunk.norm()):
+        factor, residual = fit_factor(wrong.seen, main + decay)
+        if residual < fits:
+            yield _times(wrong, factor, due, residual)
+        return
+    own, found = weights[0], weights[1] if abs(weights[1]) > fits else 0.0
+    if abs(found - own * due) < fits * max(1.0, abs(own)):
+        yield _times(wrong, own, due, residual)
+    elif abs(own - 1) < fits and due:
+        says = f"weight decay is {found:.4g} instead of {due:.4g}"
+        yield ProofFinding("weight decay", says, value=found, residual=residual)
+    elif abs(own - 1) < fits:
+        says = f"weight decay of {found:.4g} where none belongs"
+        if isinstance(wrong, WrongUpdateOfPlan):
+            shape = wrong.evidence.run.specs[wrong.name].shape
+            says += f": it is {'a matrix of no block' if len(shape) > 1 else 'a norm or bias'}"
+        yield ProofFinding("undue decay", says, value=found, residual=residual)
+    elif abs(found - due) < fits and (scale := _muon_scale(wrong, own)):
+        yield scale
+    else:
+        says = f"{own:.6g} times the right update, with a decay of {found:.4g} instead of {due:.4g}"
+        yield ProofFinding("rate and decay", says, value=own, residual=residual)
+
+
+def _constants(wrong: WrongUpdate) -> tuple[float, float]:
+    """Learning rate and weight decay of one device; a parameter may take no decay."""
+    if not isinstance(wrong, WrongUpdateOfPlan):
+        return wrong.step.rates.get(wrong.name, (0.0, 0.0))
+    decays_it = decays(wrong.optimizer, wrong.evidence.run.specs[wrong.name])
+    return wrong.step.learning_rate, wrong.optimizer.weight_decay * decays_it
+
+
+def _times(wrong: WrongUpdate, factor: float, due: float, residual: float) -> ProofFinding:
+    """Name an update that is the right one, times a factor."""
+    if abs(factor - 1) < wrong.evidence.explained:
+        return ProofFinding("none", ROUNDING, residual=residual)
+    if not due and (scale := _muon_scale(wrong, factor)):
+        return scale
+    told = named_factor(wrong.evidence, wrong.step, factor, residual)
+    says = f"{factor:.6g} times the right update: another learning rate, or it is made again"
+    if told.factor != "number":
+        says += f" ({told.factor})"
+    return replace(told, description=says)
+
+
+def _other_state(wrong: WrongUpdateOfPlan) -> Iterator[ProofFinding]:
     """Find another state behind the elements that are wrong, be they few."""
     specs, name, odd = wrong.evidence.run.specs, wrong.name, wrong.odd
     rule, shape = update_rule_of(wrong.optimizer, specs[name]), specs[name].shape
@@ -179,9 +268,9 @@ def _other_state(wrong: WrongUpdate) -> Iterator[ProofFinding]:
     yield from explain_state(wrong.replayed(name, odd), others)
 
 
-def _repeated(wrong: WrongUpdate) -> Iterator[ProofFinding]:
+def _repeated(wrong: WrongUpdateOfPlan) -> Iterator[ProofFinding]:
     """Find the optimizer run twice on one slice, counting the second time as a step or not."""
-    oracle = wrong.oracle
+    oracle = wrong.step
     for counts in (True, False):
         state = OptimizerState()
         for before in wrong.evidence.steps[: oracle.step]:
@@ -200,53 +289,35 @@ def _repeated(wrong: WrongUpdate) -> Iterator[ProofFinding]:
 
 
 def _update(
-    wrong: WrongUpdate, oracle: OracleStep, value: torch.Tensor, state: OptimizerState
+    wrong: WrongUpdateOfPlan, oracle: OracleStep, value: torch.Tensor, state: OptimizerState
 ) -> TensorUpdate:
     spec = wrong.evidence.run.specs[wrong.name]
     gradient = oracle.gradients[wrong.name].to(value.dtype) * oracle.clip_scale
     return update(spec, value, gradient, state, wrong.optimizer, oracle.learning_rate)
 
 
-def _name_parts(wrong: WrongUpdate, adam: float, decay: float, residual: float) -> ProofFinding:
-    if nearly_equal(adam, 1.0) and nearly_equal(decay, 1.0):
-        return ProofFinding("none", ROUNDING, residual=residual)
-    if nearly_equal(adam, decay):
-        return _learning_rate(wrong, adam, residual)
-    if nearly_equal(adam, 1.0):
-        times = "is missing" if nearly_equal(decay, 0.0) else f"is applied {decay:.6g} times"
-        named = named_factor(wrong.evidence.plan, wrong.oracle, decay, residual)
-        return replace(named, description=f"weight decay {times}", axis="")
-    if nearly_equal(decay, 1.0) and (scale := _muon_scale(wrong, adam)):
-        return scale
-    says = f"{adam:.6g} x the gradients' part + {decay:.6g} x the weight decay"
-    return ProofFinding("parts weighted", says, value=adam, residual=residual)
-
-
-def _learning_rate(wrong: WrongUpdate, factor: float, residual: float) -> ProofFinding:
-    named = named_factor(wrong.evidence.plan, wrong.oracle, factor, residual)
-    return replace(named, description=f"the learning rate is {factor:.6g} times the right one")
-
-
 def _muon_scale(wrong: WrongUpdate, factor: float) -> ProofFinding | None:
+    if not isinstance(wrong, WrongUpdateOfPlan):
+        return None
     replayed = wrong.replayed(wrong.name, wrong.where)
     return explain_muon_scale(replayed, wrong.evidence.plan, factor)
 
 
-def _clip_epsilon(wrong: WrongUpdate) -> Iterator[ProofFinding]:
+def _clip_epsilon(wrong: WrongUpdateOfPlan) -> Iterator[ProofFinding]:
     """Know torch's own clipping, which divides by the norm + 1e-6, from rounding."""
-    right, clip_norm = wrong.oracle.clip_scale, wrong.optimizer.clip_norm
+    right, clip_norm = wrong.step.clip_scale, wrong.optimizer.clip_norm
     scale, residual = _scale_behind(wrong)
     if clip_norm is None or residual > _EXACT:
         return
-    padded = clip_norm / (wrong.oracle.grad_norm + 1e-6)
+    padded = clip_norm / (wrong.step.grad_norm + 1e-6)
     if abs(scale / padded - 1) <= _EXACT <= abs(scale / right - 1):
         says = "clipped by the norm + 1e-6, as torch.nn.utils.clip_grad_norm_ does"
         yield ProofFinding("clip epsilon", says, value=scale / right)
 
 
-def _clip(wrong: WrongUpdate) -> Iterator[ProofFinding]:
+def _clip(wrong: WrongUpdateOfPlan) -> Iterator[ProofFinding]:
     """Name the scale of the gradient behind the first update, if it is that of a wrong clip."""
-    evidence, oracle, clip_norm = wrong.evidence, wrong.oracle, wrong.optimizer.clip_norm
+    evidence, oracle, clip_norm = wrong.evidence, wrong.step, wrong.optimizer.clip_norm
     scale, residual = _scale_behind(wrong)
     # The inverse magnifies rounding where the share is near 1.
     if residual > 1e3 * EXPLAINED or not scale:
@@ -257,15 +328,15 @@ def _clip(wrong: WrongUpdate) -> Iterator[ProofFinding]:
         yield replace(named, description=f"clipped by a wrong norm: {named.description}")
 
 
-def _scaled_gradient(wrong: WrongUpdate) -> Iterator[ProofFinding]:
+def _scaled_gradient(wrong: WrongUpdateOfPlan) -> Iterator[ProofFinding]:
     """Tell the scale of the gradient behind the first update, though nothing explains it."""
-    evidence, oracle = wrong.evidence, wrong.oracle
+    evidence, oracle = wrong.evidence, wrong.step
     scale, residual = _scale_behind(wrong)
     if residual > 1e3 * EXPLAINED or not scale:
         return
     ratio = scale / oracle.clip_scale
     says = f"the update is that of a gradient {ratio:.6g} times the clipped one"
-    yield replace(named_factor(evidence.plan, oracle, ratio), description=says)
+    yield replace(named_factor(evidence, oracle, ratio), description=says)
 
 
 def gradient_behind_adamw(step: torch.Tensor, optimizer: Optimizer) -> torch.Tensor:
@@ -276,12 +347,12 @@ def gradient_behind_adamw(step: torch.Tensor, optimizer: Optimizer) -> torch.Ten
     return optimizer.eps * step / (1 - step.abs())
 
 
-def _scale_behind(wrong: WrongUpdate) -> tuple[float, float]:
+def _scale_behind(wrong: WrongUpdateOfPlan) -> tuple[float, float]:
     """Invert a first update to the gradient behind it; return its scale and residual.
 
     Later steps cannot be inverted, nor those of some optimizers: their residual is infinite.
     """
-    oracle, spec = wrong.oracle, wrong.evidence.run.specs[wrong.name]
+    oracle, spec = wrong.step, wrong.evidence.run.specs[wrong.name]
     inverse = OPTIMIZERS[update_rule_of(wrong.optimizer, spec)].gradient_behind
     if oracle.step or not inverse:
         return 0.0, float("inf")

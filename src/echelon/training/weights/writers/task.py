@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 
 from echelon.config.files.new_file import holding
-from echelon.config.model.config_json import OWN_TYPE
+from echelon.config.model.architectures.common import OWN_TYPE
 from echelon.core.disk import disk_errors, flush_file
 from echelon.core.errors import ConfigError, Interrupted
 from echelon.core.model_shape import ModelShape

@@ -1,0 +1,16 @@
+"""Of calls the compiler refuses those that it does not know, with file and line."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.web.compiler.programs import with_an_unknown_call
+from web.formulas.compiler.calls import __doc__ as said
+from web.formulas.compiler.module import module_text
+from web.formulas.compiler.names import CompiledProgram, NotCompiled
+
+
+def test_what_is_not_known_is_refused() -> None:
+    assert said
+    with pytest.raises(NotCompiled, match=r"programs\.py:\d+: "):
+        module_text(CompiledProgram(entries=(with_an_unknown_call,)))

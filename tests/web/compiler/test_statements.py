@@ -1,0 +1,16 @@
+"""Of statements the compiler refuses those that it does not know, with file and line."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.web.compiler.programs import with_else_of_a_loop
+from web.formulas.compiler.module import __doc__ as said
+from web.formulas.compiler.module import module_text
+from web.formulas.compiler.names import CompiledProgram, NotCompiled
+
+
+def test_what_is_not_known_is_refused() -> None:
+    assert said
+    with pytest.raises(NotCompiled, match=r"programs\.py:\d+: "):
+        module_text(CompiledProgram(entries=(with_else_of_a_loop,)))
