@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-from tests.parallel.module.sent_bytes import (
-    ExpertCall,
-    module_context_bytes,
-    module_expert_bytes,
-    module_pipeline_bytes,
-    module_tensor_bytes,
-)
-
 from echelon.core.attention_mask import AttentionMask
 from echelon.core.plan import Context, Zero
 from echelon.layout.modules import (
@@ -23,6 +15,13 @@ from echelon.layout.modules import (
 from echelon.parallel.module.context import SeenCall
 from tests.layout.test_modules import STAGE_PARAMETERS, STAGE_UNITS
 from tests.parallel.layouts import plan_of
+from tests.parallel.module.sent_bytes import (
+    ExpertCall,
+    module_context_bytes,
+    module_expert_bytes,
+    module_pipeline_bytes,
+    module_tensor_bytes,
+)
 
 UP = SplitLayer(name="b.up", kind="column", layer="linear", inputs=6, outputs=8, entry="b#0")
 GATE = SplitLayer(name="b.gate", kind="column", layer="linear", inputs=6, outputs=8, entry="b#0")

@@ -27,8 +27,7 @@ from typing import Any
 
 import torch
 
-from echelon.core.disk import disk_errors, flush_file, flush_folder
-from echelon.core.offload_file import read_all
+from echelon.core.disk import disk_errors, flush_file, flush_folder, read_all
 from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.index import CheckpointFileEntry, ShardEntry
 

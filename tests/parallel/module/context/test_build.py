@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.parallel.module.sent_bytes import module_context_bytes
 from torch import nn
 
 from echelon.core.errors import ConfigError
@@ -17,6 +16,7 @@ from echelon.parallel.module.context import SequenceCut
 from tests.parallel.module.context import context_targets
 from tests.parallel.module.context.context_targets import Cut
 from tests.parallel.module.pipeline.targets import one_process, plan
+from tests.parallel.module.sent_bytes import module_context_bytes
 
 PLAN = plan(pp=1, cp=2, sequence_length=8)
 
