@@ -1,45 +1,41 @@
 """The GPU command on a machine without one: its plans, tables, ends, and a rehearsal on the CPU."""
 
 from __future__ import annotations
+
 import importlib.util
 import os
-import psutil
-import pytest
 import subprocess
 import sys
 import time
-import torch
-from bench.gpu import experts
-from bench.gpu.budget import Budget
-from bench.gpu.budget import run_limited
-from bench.gpu.loads import Case
-from bench.gpu.loads import LOADS
-from bench.gpu.loads import OFFLOAD
-from bench.gpu.loads import Settings
-from bench.gpu.loads import TRAINING
-from bench.gpu.loads import known_device
-from bench.gpu.loads import memory_bandwidth
-from bench.gpu.loads import peak_flops
-from bench.gpu.measure import measure
-from bench.gpu.report import Findings
-from bench.gpu.report import Machine
-from bench.gpu.report import Outcome
-from bench.gpu.report import not_run
-from bench.gpu.report import page
-from bench.gpu.run import PARTS
-from bench.gpu.run import ROOT
-from bench.gpu.run import main
-from bench.gpu.run import predicted
-from bench.gpu.subjects import build
-from bench.gpu.subjects import gpu_plan
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch._dynamo.exc import Unsupported
+
+from bench.gpu import experts
+from bench.gpu.budget import Budget, run_limited
+from bench.gpu.loads import (
+    LOADS,
+    OFFLOAD,
+    TRAINING,
+    Case,
+    Settings,
+    known_device,
+    memory_bandwidth,
+    peak_flops,
+)
+from bench.gpu.measure import measure
+from bench.gpu.report import Findings, Machine, Outcome, not_run, page
+from bench.gpu.run import PARTS, ROOT, main, predicted
+from bench.gpu.subjects import build, gpu_plan
 from echelon.config.presets import read_preset
 from echelon.core.choices.kernels import KernelProvider
 from echelon.core.parameters import num_parameters
 from echelon.cost.bytes.held import bytes_held
-from pathlib import Path
-from torch._dynamo.exc import Unsupported
-from typing import Any
 
 MACHINE = Machine(
     date="2026-01-02", device="NVIDIA X", torch="2.11.0", driver="580", peak_flops=100e12
