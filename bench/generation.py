@@ -21,8 +21,8 @@ from echelon.core.event import NoEvents
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
-from echelon.cost.bytes.generate import cache_size
-from echelon.inference.cache import CachedSequence, PagedCache
+from echelon.cost.bytes.generate import KindCacheSizes, cache_size
+from echelon.inference.cache import CachedSequence, KindCaches
 from echelon.inference.generator import Generator, Writing
 from echelon.inference.operations import CacheOperations
 from echelon.launch.context import RankContext
@@ -102,7 +102,8 @@ class Ours:
         start = time.perf_counter()
         lengths = [len(one) for one in self._prompts]
         size = cache_size(self.plan, len(self._layers), lengths, max_tokens=COUNT, block_tokens=16)
-        operations.cache = PagedCache(size, self._layers, None, torch.float32, torch.device("cpu"))
+        kinds = KindCacheSizes(sizes=(size,), blocks=(self._layers,), windows=(None,))
+        operations.caches = KindCaches(kinds, torch.float32, torch.device("cpu"))
         sequences = [
             CachedSequence(number=number, tokens=list(one), prompt_tokens=PROMPT)
             for number, one in enumerate(self._prompts)
