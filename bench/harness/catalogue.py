@@ -215,10 +215,14 @@ def single(peers_home: Path) -> Case:
 
 
 def chosen_modes(names: str) -> tuple[Mode, ...]:
-    """Return the modes of a comma-separated list; ValueError names an unknown one."""
+    """The modes of a comma-separated list, "zero" being all of ZeRO; ValueError names another."""
     known = {**MODES, **ZERO_MODES, **CONTEXT_MODES, **ZERO_BUBBLE_MODES}
     wanted = [name.strip() for name in names.split(",") if name.strip()]
-    unknown = [name for name in wanted if name not in known]
+    unknown = [name for name in wanted if name not in (*known, "zero")]
     if unknown:
         raise ValueError(f"unknown modes {unknown}; known: {', '.join(known)}")
-    return tuple(known[name] for name in wanted)
+    return tuple(
+        mode
+        for name in wanted
+        for mode in (ZERO_MODES.values() if name == "zero" else (known[name],))
+    )

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from web.formulas.inputs import machine_numbers, model_shape
+
 from echelon.core.cluster import Link
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import RecomputePolicy
 from echelon.cost.bytes.model_sizes import StatePrecision
 from echelon.cost.inputs.cost_inputs import CostInputs
 from echelon.cost.seconds.from_plan import model_numbers_from_shape
+from echelon.handbook.guides.practices import SIZE_GUIDE, rows_for
 from echelon.handbook.guides.situation import Situation
-from echelon.handbook.guides.sizes import SIZE_GUIDE, rows_for
 from echelon.handbook.guides.strategy import Strategy
 from echelon.handbook.guides.trees import TREES
 from echelon.page.explorer.controls import PRECISIONS, Controls, Record
@@ -27,7 +29,6 @@ from echelon.planner.predict.split_memory import (
     guide_constants,
     layout_of_split,
 )
-from web.formulas.inputs import machine_numbers, model_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from echelon.cli.flags import Json, Settings, bad_argument
-from echelon.cli.output import WIDEST, page_columns, print_result
-from echelon.cli.stderr import note, working
-from echelon.cli.written_files import REPORT, ReportNames, WrittenFiles
+from echelon.cli.flags import REPORT, Json, ReportNames, Settings, WrittenFiles, bad_argument
+from echelon.cli.output import WIDEST, note, page_columns, print_result, working
 from echelon.planner.view.text_layout import fill_text, fit_page, table
 
 if TYPE_CHECKING:

@@ -1,25 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proof as a value: what was claimed, how far off it was, what it may be, what is wrong.
-
-Several strategies of one run, each proven, make a table: the largest error of the claims about
-loss, gradients and parameters in two precisions.
-"""
+"""The proof as a value: what was claimed, how far off it was, what it may be, what is wrong."""
 
 from __future__ import annotations
 
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
 
 from echelon.core.errors import Problem, ProofFailed
 from echelon.core.notebook import NOTEBOOK_VIEWS
 from echelon.core.plan import Plan
-from echelon.core.rulebook import prove as rules
-from echelon.planner.explain.reduction_order import reduction_order
 from echelon.proof.causes.finding import Diagnosis
 from echelon.proof.claims.claims import ClaimResult
 
@@ -213,81 +206,3 @@ def _fields(record: object, names: Sequence[str]) -> dict[str, object]:
         name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in values.items()
     }
-
-
-TENSORS: Mapping[str, tuple[str, ...]] = {
-    "loss": (rules.PROVE_LOSS.id, rules.PROVE_MICROBATCH_LOSS.id),
-    "gradient": (rules.PROVE_GRADIENTS.id,),
-    "parameter": (rules.PROVE_PARAMETERS.id,),
-}
-"""What is told, and the rules of the claims that it is read from."""
-
-
-class Prover(Protocol):
-    """Prove a plan on ranks that are there."""
-
-    def __call__(self, plan: Plan, /) -> Proof:
-        """Return the proof."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deviation:
-    """Say how far one tensor is off at most, and how much is allowed."""
-
-    error: float
-    """The norm of the difference over the norm of the tensor, at its largest."""
-    allowed: float
-    """What rounding may make of it."""
-    worst: str
-    """The tensor that is off by it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StrategyDeviation:
-    """Say how one strategy compares with one process; `refused` says why it was not run."""
-
-    strategy: str
-    """Its name."""
-    about: str
-    """What it splits."""
-    mesh: str = ""
-    """Its degrees, as users read them."""
-    order: tuple[str, ...] = ()
-    """Which sums it cuts into parts, and their order."""
-    holds: bool = False
-    """Whether every claim of the proof holds."""
-    deviations: Mapping[str, Mapping[str, Deviation]] | None = None
-    """By precision, then by what is told."""
-    refused: tuple[str, ...] = ()
-    """Ids of the rules that refuse it for this run."""
-    why: str = ""
-    """What these rules say."""
-
-
-def deviation_of(strategy: str, about: str, plan: Plan, prove: Prover) -> StrategyDeviation:
-    """Return how far a plan is from one process."""
-    proof = prove(plan)
-    return StrategyDeviation(
-        strategy=strategy,
-        about=about,
-        mesh=proof.mesh,
-        order=reduction_order(plan),
-        holds=proof.proven,
-        deviations={one.precision: dict(_deviations(one)) for one in proof.passes},
-    )
-
-
-def _deviations(one: ProofPass) -> Iterator[tuple[str, Deviation]]:
-    for name, ids in TENSORS.items():
-        claims = [claim for claim in one.claims if claim.rule.id in ids]
-        if claims:
-            worst = max(claims, key=lambda claim: claim.max_error)
-            allowed = max(claim.allowed for claim in claims)
-            yield name, Deviation(error=worst.max_error, allowed=allowed, worst=worst.worst)
-
-
-def all_hold(found: Sequence[StrategyDeviation]) -> bool:
-    """Return whether whatever was run holds, and something was."""
-    ran = [one for one in found if not one.refused]
-    return bool(ran) and all(one.holds for one in ran)

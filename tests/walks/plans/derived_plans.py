@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from echelon.config.generation import Request, Sampling, generation_plan, require_request
 from echelon.config.rules.plan import plan_problems
 from echelon.core.plan import Plan
-from echelon.cost.peak.pipeline import with_few_microbatches
+from echelon.cost.peak.rank_peak import with_few_microbatches
 from echelon.interop.export import export_plan
 from echelon.layout.islands import inner_plan, islands_of, without_losses
 from echelon.proof.oracle.loss_scale import with_scale

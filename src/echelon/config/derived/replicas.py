@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import cast
 
-from echelon.config.view import View
-from echelon.core.choices.local_sgd import AllIslands, LocalSgd, OuterGradients
-from echelon.core.choices.updates import UpdateKind, Updates
+from echelon.config.view import View, record
+from echelon.core.choices.local_sgd import AllIslands, LocalSgd
+from echelon.core.choices.updates import Updates
 
 EVERY_KEY, ISLANDS_KEY = "local_sgd.every", "local_sgd.islands"
 MIN_ISLANDS_KEY, RESTARTS_KEY = "local_sgd.min_islands", "local_sgd.restarts"
@@ -21,8 +21,7 @@ AVERAGING = (1.0, 0.0)
 
 def read_local_sgd(view: View) -> tuple[LocalSgd, dict[str, tuple[object, str]]]:
     """Return how often replicas meet, and value and source of what was left to us."""
-    every = view.integer(EVERY_KEY)
-    if not every:
+    if not view.integer(EVERY_KEY):
         return LocalSgd(), {}
     outer = view.word("local_sgd.outer")
     derived: dict[str, tuple[object, str]] = {}
@@ -37,17 +36,14 @@ def read_local_sgd(view: View) -> tuple[LocalSgd, dict[str, tuple[object, str]]]
     islands = view.integer("mesh.dp_replicate")
     if view.value(ISLANDS_KEY) == "auto":
         derived[ISLANDS_KEY] = islands, "derived: mesh.dp_replicate"
-    local = LocalSgd(
-        every=every,
+    local = record(
+        view,
+        LocalSgd,
+        "local_sgd",
         islands=islands,
-        outer="nesterov" if outer == "nesterov" else "sgd",
         outer_learning_rate=found[RATE_KEY],
         outer_momentum=found[MOMENTUM_KEY],
-        gradients=cast("OuterGradients", view.word("local_sgd.gradients")),
-        fragments=view.integer("local_sgd.fragments"),
-        delay=view.integer("local_sgd.delay"),
         min_islands=min_islands_of(view),
-        restarts=view.integer(RESTARTS_KEY),
     )
     return local, derived
 
@@ -64,8 +60,4 @@ STALENESS_KEY, DAMPING_KEY = "servers.max_staleness", "servers.damping"
 
 def read_updates(view: View) -> Updates:
     """Return when servers update."""
-    return Updates(
-        kind=cast(UpdateKind, view.word(UPDATES_KEY)),
-        max_staleness=view.integer(STALENESS_KEY),
-        damping=view.number(DAMPING_KEY),
-    )
+    return record(view, Updates, "servers")

@@ -41,32 +41,10 @@ PASSES = ("forward_s", "input_gradient_s", "weight_gradient_s", "backward_s")
 """F, B, W, and BW: the whole backward pass at once."""
 
 FITTED_MODEL = (
-    "hidden",
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "ffn",
-    "vocab",
-    "gated",
-    "activation",
-    "tied",
-    "norm",
-    "positions",
-    "qk_norm",
-    "qk_norm_over",
-    "norm_place",
-    "residual",
-    "qkv_bias",
-    "output_bias",
-    "mlp_bias",
-    "causal",
-    "window",
-    "soft_cap",
-    "attention_scale",
-    "rotary.fraction",
-    "multipliers.embedding",
-    "multipliers.residual",
-    "multipliers.logits",
+    *("hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "gated", "activation", "tied"),
+    *("norm", "positions", "qk_norm", "qk_norm_over", "norm_place", "residual", "qkv_bias"),
+    *("output_bias", "mlp_bias", "causal", "window", "soft_cap", "attention_scale"),
+    *("rotary.fraction", "multipliers.embedding", "multipliers.residual", "multipliers.logits"),
 )
 """Settings of the model that a block, the embedding or the head takes its time from."""
 

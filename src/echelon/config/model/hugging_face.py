@@ -16,9 +16,14 @@ from pathlib import Path
 from typing import cast
 
 from echelon.config.entries import Entry, check_layer, flatten
-from echelon.config.model.architectures.common import FULL, SLIDING
+from echelon.config.model.architectures.common import (
+    FULL,
+    OWN_TABLE,
+    OWN_TYPE,
+    SLIDING,
+    ConfigJsonReader,
+)
 from echelon.config.model.architectures.table import ARCHITECTURES, NOT_COMPUTED
-from echelon.config.model.config_json import OWN_TABLE, OWN_TYPE, ConfigJsonReader
 from echelon.config.model.unknown import (
     ASSUMED_KEY,
     FURTHER_SIZES,

@@ -17,12 +17,12 @@ from echelon.config.entries import Entry
 from echelon.config.model.architectures.common import (
     FULL,
     SLIDING,
+    ConfigJsonReader,
     read_activation,
     read_kinds,
     read_rope,
     read_window,
 )
-from echelon.config.model.config_json import ConfigJsonReader
 from echelon.core.settings.value_types import toml_text
 
 ASSUMED_KEY = "model.assumed"
@@ -80,16 +80,8 @@ _DECODERS = ("ForCausalLM", "LMHeadModel")
 """How classes of decoders of text end."""
 _ROTARY_WORDS = ("rope", "rotary")
 _WITHOUT_EFFECT = (
-    "_attn_implementation",
-    "_name_or_path",
-    "architectures",
-    "auto_map",
-    "dtype",
-    "model_type",
-    "pretraining_tp",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
+    *("_attn_implementation", "_name_or_path", "architectures", "auto_map", "dtype"),
+    *("model_type", "pretraining_tp", "torch_dtype", "transformers_version", "use_cache"),
 )
 
 

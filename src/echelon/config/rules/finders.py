@@ -7,7 +7,13 @@ not run it (`config/rules/plan.py`), and a suggestion is kept where they find no
 
 from __future__ import annotations
 
-from echelon.config.rules.blocks import BLOCK_FINDERS, KERNEL_FINDERS, fused_pieces
+from echelon.config.rules.blocks import (
+    BLOCK_FINDERS,
+    KERNEL_FINDERS,
+    LORA_FINDERS,
+    LORA_RUN_FINDERS,
+    fused_pieces,
+)
 from echelon.config.rules.context import CONTEXT_EFFECT_FINDERS, CONTEXT_FINDERS
 from echelon.config.rules.experts import (
     BALANCE_EFFECT_FINDERS,
@@ -22,7 +28,6 @@ from echelon.config.rules.islands import (
     LOST_ISLAND_FINDERS,
     LOST_ISLAND_PLAN_FINDERS,
 )
-from echelon.config.rules.lora import LORA_FINDERS, LORA_RUN_FINDERS
 from echelon.config.rules.mesh import (
     COLLECTIVE_FINDERS,
     COLLECTIVE_PLAN_FINDERS,

@@ -20,8 +20,8 @@ from echelon.config.rules.violations import find_problems
 from echelon.config.schema import SETTINGS
 from echelon.config.view import View
 from echelon.core.axis import Axis
+from echelon.core.disk import offload_folder_problems
 from echelon.core.errors import ConfigError, EnvironmentProblem, InfeasiblePlan, Problem
-from echelon.core.offload_file import offload_folder_problems
 from echelon.core.plan import Plan
 from echelon.core.rulebook.config import NOT_BUILT_YET
 from echelon.core.rulebook.model import ASSUMED_MODEL_NEEDS_YES

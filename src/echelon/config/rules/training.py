@@ -21,8 +21,7 @@ from echelon.core.model_shape import RopeKind, RopeScaling
 from echelon.core.rulebook.config import CONFLICTING_SETTINGS, NO_EFFECT
 from echelon.core.rulebook.data import DATA_IS_NAMED, MIXTURE_PARTS, MIXTURE_SCHEDULE
 from echelon.core.rulebook.mesh import DECAY_FITS_NORM_OFFSET, LEARNING_RATE_FITS_STEPS
-from echelon.core.settings.data_mixture import phases_of, places_of, sources_of
-from echelon.core.settings.list_types import mixture_parts
+from echelon.core.settings.list_types import mixture_parts, phases_of, places_of, sources_of
 from echelon.core.settings.value_types import toml_text
 
 

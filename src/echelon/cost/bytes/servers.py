@@ -25,12 +25,7 @@ from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.data import COUNT_BYTES
 from echelon.cost.bytes.terms import HeldTerm, SentTerm, all_gather_bytes
-from echelon.layout.servers import (
-    plan_server_ranges,
-    served_buckets,
-    server_elements,
-    server_of_rank,
-)
+from echelon.layout.slots import plan_server_ranges, served_buckets, server_elements, server_of_rank
 
 SERVERS_AXIS = "servers"
 """Workers and servers: gradients one way, parameters the other."""

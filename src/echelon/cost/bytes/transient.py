@@ -31,7 +31,7 @@ from math import prod
 from echelon.core.axis import Axis
 from echelon.core.choices.collective_algorithms import BACKEND
 from echelon.core.choices.optimizers import OPTIMIZERS
-from echelon.core.offload_file import round_up_to_pages
+from echelon.core.disk import round_up_to_pages
 from echelon.core.plan import DTYPE_BYTES, OffloadTarget, Plan
 from echelon.cost.bytes.all_reduce import sum_group
 from echelon.cost.bytes.context_memory import most_attention_memory
@@ -238,7 +238,7 @@ class ArrivingSum:
 def arriving_term(plan: Plan, pp_rank: int, buckets: Buckets) -> HeldTerm:
     """Bound what sums by messages receive beside their tensors, of buckets and of rows.
 
-    A group runs one of its sums at a time (`parallel/transport/algorithms/run.py`).
+    A group runs one of its sums at a time (`parallel/transport/algorithms.py`).
     """
     part = rank_part(plan, pp_rank)
     most = {plan.mesh.group(part_rank(plan, part), Axis.TP): arriving_row_bytes(plan, part)}

@@ -9,9 +9,8 @@ from itertools import combinations
 
 from echelon.core.plan import Plan
 from echelon.cost.inputs.cost_inputs import TrainerConstants
-from echelon.handbook.guides.practices import PREFERENCES, Preference
+from echelon.handbook.guides.practices import PREFERENCES, SIZE_GUIDE, Preference, rows_for
 from echelon.handbook.guides.situation import GuideAnswer, PlanSituation
-from echelon.handbook.guides.sizes import SIZE_GUIDE, rows_for
 from echelon.handbook.guides.strategy import (
     Strategy,
     StrategyOutcome,

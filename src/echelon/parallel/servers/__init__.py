@@ -5,5 +5,5 @@
     messages.py what an asynchronous worker and a server tell each other
     server.py   the ranges of a server, the sums of what workers push, what it sends back
 
-Which elements a server holds is in `layout/servers.py`, the bytes in `cost/bytes/servers.py`.
+Which elements a server holds is in `layout/slots.py`, the bytes in `cost/bytes/servers.py`.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker of parameter servers: it holds parameters and gradients, and no optimizer state.
 
-Split: every bucket into a range for each server (`layout/servers.py`); samples over workers.
+Split: every bucket into a range for each server (`layout/slots.py`); samples over workers.
 Sent:  the range of each server as soon as backward has filled its bucket; after the update each
        server sends its range of the parameters back.
 Bytes: `server_bytes` in `cost/bytes/servers.py`.
@@ -21,7 +21,7 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.layout.buckets import stage_units
-from echelon.layout.servers import plan_server_ranges
+from echelon.layout.slots import plan_server_ranges
 from echelon.layout.stage import RankPart
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.data import MAX_IN_FLIGHT, GradientReduction

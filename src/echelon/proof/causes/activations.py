@@ -16,7 +16,7 @@ from itertools import chain
 
 import torch
 
-from echelon.models.boundaries import FINAL_NORM, INPUT, OUTPUT
+from echelon.models.decoder import FINAL_NORM, INPUT, OUTPUT
 from echelon.proof.causes.factors import named_factor
 from echelon.proof.causes.finding import ProofFinding, with_distinguishing_axis
 from echelon.proof.causes.forward.losses import explain_microbatch_losses

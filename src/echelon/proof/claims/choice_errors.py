@@ -21,7 +21,7 @@ import torch
 
 from echelon.core.model_shape import Experts
 from echelon.core.plan import Plan
-from echelon.models.routing import kept_assignments
+from echelon.models.moe import kept_assignments
 from echelon.proof.evidence.evidence import FLOAT64_TOLERANCE
 from echelon.proof.observed import ObservedRun, routing_from_ranks
 from echelon.proof.oracle.operations import ForcedRouting

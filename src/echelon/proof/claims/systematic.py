@@ -33,7 +33,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 from echelon.core.parameters import ROUTER
-from echelon.models.boundaries import FINAL_NORM
+from echelon.models.decoder import FINAL_NORM
 from echelon.models.operations import Operations
 from echelon.proof.claims.checks import Check, copies_at, whole_activation
 from echelon.proof.claims.plan_evidence import PlanEvidence

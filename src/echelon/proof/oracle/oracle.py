@@ -25,9 +25,8 @@ from torch.nn import functional as fn
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
-from echelon.models.boundaries import listen_to_boundaries
 from echelon.models.counter_random import initial_values
-from echelon.models.decoder import Decoder
+from echelon.models.decoder import Decoder, listen_to_boundaries
 from echelon.models.operations import Operations
 from echelon.models.precision import widened
 from echelon.proof.evidence.run import ReferenceStep

@@ -7,7 +7,7 @@ import pytest
 from echelon.cost.bytes.all_reduce import SumGroup
 from echelon.page.lessons.collectives import BYTES, NAMES, RANKS, bytes_by_formula
 from echelon.page.lessons.recorded_collectives import ALL_TO_ALL, recorded_collective
-from echelon.parallel.transport.algorithms.steps import (
+from echelon.parallel.transport.algorithms import (
     gather_steps_of,
     scatter_steps_of,
     steps_of,

@@ -7,6 +7,7 @@ from echelon.config.model.architectures.common import (
     ACTIVATION_NAMES,
     HEAD_DIM,
     Architecture,
+    ConfigJsonReader,
     Keys,
     read_activation,
     read_counts,
@@ -17,7 +18,6 @@ from echelon.config.model.architectures.common import (
     write_decoder,
     write_rope,
 )
-from echelon.config.model.config_json import ConfigJsonReader
 from echelon.core.model_shape import ModelShape
 
 BIASES = ("qkv_bias", "output_bias", "mlp_bias")

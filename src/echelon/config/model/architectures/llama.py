@@ -11,6 +11,7 @@ from echelon.config.model.architectures.common import (
     HEAD_DIM,
     SLIDING,
     Architecture,
+    ConfigJsonReader,
     Keys,
     read_activation,
     read_counts,
@@ -21,7 +22,6 @@ from echelon.config.model.architectures.common import (
     write_decoder,
     write_kinds,
 )
-from echelon.config.model.config_json import ConfigJsonReader
 from echelon.core.model_shape import ModelShape
 
 MISTRAL_WINDOW = QWEN_WINDOW = 4096  # tokens

@@ -10,23 +10,21 @@ from typing import cast
 from echelon.config.model.architectures.common import (
     FULL,
     HEAD_DIM,
+    PLAIN_ROPE,
     SLIDING,
     Architecture,
+    ConfigJsonReader,
     Keys,
     read_decoder,
     read_kinds,
     read_window,
+    rope_entry,
+    rope_type,
     sharpening,
     write_decoder,
     write_kinds,
 )
 from echelon.config.model.architectures.llama import read_qwen3, write_qwen3
-from echelon.config.model.config_json import (
-    PLAIN_ROPE,
-    ConfigJsonReader,
-    rope_entry,
-    rope_type,
-)
 from echelon.core.model_shape import ModelShape
 
 TOP_K = "num_experts_per_tok"

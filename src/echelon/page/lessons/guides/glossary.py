@@ -6,9 +6,8 @@ from __future__ import annotations
 import re
 from inspect import cleandoc
 
-from echelon.handbook.errata.claims import GUIDES, PublishedClaim, Verdict, all_claims
+from echelon.handbook.errata.claims import GUIDES, SOURCES, PublishedClaim, Verdict, all_claims
 from echelon.handbook.glossary import GlossaryTable, glossary_tables
-from echelon.handbook.sources import SOURCES
 from echelon.page.lessons.corrections import correction_of
 from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
 from echelon.planner.view.document import DataTable, Fact

@@ -21,9 +21,14 @@ import torch
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
-from echelon.models.moe import Expert, MixtureOfExperts, RoutingNotes, route_reference
+from echelon.models.moe import (
+    Expert,
+    MixtureOfExperts,
+    RoutingNotes,
+    probabilities,
+    route_reference,
+)
 from echelon.models.operations import Operations
-from echelon.models.routing import probabilities
 from echelon.proof.causes.factors import name_factor
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.causes.forward.experts import assignment_outputs, summed

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from echelon.core.plan import Plan
-from echelon.models.boundaries import FINAL_NORM, INPUT, OUTPUT
+from echelon.models.decoder import FINAL_NORM, INPUT, OUTPUT
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.causes.gradients.microbatch_weights import WrongGradientOfPlan
 from echelon.proof.causes.token_ranks import token_rows
