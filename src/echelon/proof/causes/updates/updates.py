@@ -191,7 +191,7 @@ def _findings(wrong: WrongUpdate) -> Iterator[ProofFinding]:
         yield from _repeated(wrong)
     yield from _rate_and_decay(wrong)
     if isinstance(wrong, WrongUpdateOfPlan):
-        # A first update cannot tell an epsilon from a scale of the gradient: a named scale goes first.
+        # An epsilon and a scale of the gradient look alike in a first update: a named scale first.
         yield from _clip(wrong)
         yield from explain_constants(wrong.replayed(wrong.name, wrong.where))
         yield from _scaled_gradient(wrong)
