@@ -170,7 +170,7 @@ def _runs(a: str, b: str) -> Iterator[Section]:
         series = tuple(
             LineSeries(
                 name=label,
-                values=tuple(_value(side.get(step), key) for step in shown),
+                values=tuple(side[step].number(key) if step in side else None for step in shown),
             )
             for label, side in zip(("A", "B"), found, strict=True)
         )
@@ -190,10 +190,6 @@ def _steps(path: Path) -> dict[int, LogEntry]:
         return {}
     entries = last_of_each_step(one for one in read_entries(file) if one.text("kind") == "step")
     return {one.whole("step"): one for one in entries}
-
-
-def _value(entry: LogEntry | None, key: str) -> float | None:
-    return None if entry is None else entry.number(key)
 
 
 def _apart(series: Sequence[LineSeries]) -> str:

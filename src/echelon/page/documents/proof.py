@@ -26,6 +26,7 @@ MOST_RANKS_SHOWN = 64  # ranks
 def proof_page(proof: Mapping[str, Any]) -> PageDocument:
     """Return the page of a proof alone, from the object that `proof.json` holds."""
     proven = bool(proof["proven"])
+    compared = sum(int(claim["compared"]) for _, claim in _claims(proof))
     return PageDocument(
         title=f"{proof['plan']}: proof",
         subject=f"{proof['mesh']} beside one process; plan {str(proof['plan_hash'])[:12]}",
@@ -34,7 +35,7 @@ def proof_page(proof: Mapping[str, Any]) -> PageDocument:
         facts=(
             Fact("steps", str(proof["num_steps"])),
             Fact("seed", str(proof["seed"])),
-            Fact("tensors and numbers compared", f"{_compared(proof):,}"),
+            Fact("tensors and numbers compared", f"{compared:,}"),
         ),
         sections=proof_sections(proof),
     )
@@ -192,10 +193,6 @@ def _world_size(proof: Mapping[str, Any]) -> int:
     for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp"):
         count *= int(mesh.get(axis, 1))
     return count
-
-
-def _compared(proof: Mapping[str, Any]) -> int:
-    return sum(int(claim["compared"]) for _, claim in _claims(proof))
 
 
 def _passes(proof: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

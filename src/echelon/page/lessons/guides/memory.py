@@ -169,7 +169,9 @@ def weights_guide() -> Lesson:
         ),
         source="the formula of an MLP's weights that echelon explain memory prints",
         controls=(_CONTROL,),
-        scenes=tuple(_weights_scene(int(one["ranks"])) for one in choices((_CONTROL,))),
+        scenes=tuple(
+            Scene(frames=(_matrix(), _columns(), _shared(ranks))) for ranks in WEIGHTS_RANKS
+        ),
         corrections=corrections("llm-training-25", "llm-training-26", "llm-training-27"),
         commands=("echelon explain memory llama2-7b --dp 4",),
     )
@@ -179,10 +181,6 @@ def columns_of_rank(ranks: int) -> int:
     """Return how many of the inner columns each tensor rank has."""
     up = ParameterSpec(name="up", shape=(INNER, HIDDEN), layer=0, split_dim=0)
     return up.local_numel(ranks) // HIDDEN
-
-
-def _weights_scene(ranks: int) -> Scene:
-    return Scene(frames=(_matrix(), _columns(), _shared(ranks)))
 
 
 def _matrix() -> Frame:
