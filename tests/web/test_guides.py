@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from echelon.config.load import load_job
-from echelon.handbook.guides.comparison import advise
+from echelon.handbook.guides.practices import advise
 from echelon.handbook.guides.situation import PlanSituation
 from echelon.handbook.guides.trees import TREES
 from echelon.page.explorer.controls import run_text

@@ -16,7 +16,7 @@ from echelon.api.calibrating.merge import MergedCalibration, merge_calibrations
 from echelon.api.calibrating.run import RunCalibration, calibrate_model, calibrate_run
 from echelon.cli.flags import Json, Settings
 from echelon.cli.output import WIDEST, note, page_columns, print_result, working
-from echelon.config.files.times_file import TimesFile
+from echelon.config.files.measurements import TimesFile
 from echelon.config.reading import is_folder
 from echelon.config.setting_layers import preset_meant
 from echelon.core.cluster import Cluster, Device, Efficiency, Link

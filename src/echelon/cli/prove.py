@@ -100,14 +100,14 @@ class _Extras:
 def _prove_run(
     run: str, settings: Sequence[str], subject: str | None, extras: _Extras, *, as_json: bool
 ) -> int:
-    from echelon.config.files.program import require_subject
+    from echelon.config.reading import require_subject
 
     if subject is not None:
         require_subject(subject)
     from echelon.api.planning import bisect as bisect_plan
     from echelon.api.planning import prove as prove_plan
     from echelon.config.load import load_job
-    from echelon.config.rules.plan import require_trainable, require_yes_to_assumed
+    from echelon.config.rules.finders import require_trainable, require_yes_to_assumed
     from echelon.launch.host import require_memory_for_ranks
     from echelon.telemetry.run_directory import RunDirectory
 
@@ -157,7 +157,7 @@ def _conclude(
 
 
 def _prove_module(module: str, run: str, settings: Sequence[str], *, as_json: bool) -> int:
-    from echelon.config.files.program import require_module
+    from echelon.config.reading import require_module
 
     require_module(module)
     from echelon.api.planning import plan as make_plan
@@ -172,7 +172,7 @@ def _prove_module(module: str, run: str, settings: Sequence[str], *, as_json: bo
 
 def _prove_file(subject: str, ranks: int | None, *, bisect: bool, as_json: bool) -> int:
     from echelon.api.verifying import bisect_program, verify
-    from echelon.config.files.program import (
+    from echelon.config.reading import (
         DEVICE_FUNCTION,
         RANK_FUNCTION,
         require_program,

@@ -21,7 +21,9 @@ from echelon.core.plan import Plan
 from echelon.core.units import gib, short_count
 from echelon.cost.inputs.cost_inputs import TrainerConstants
 from echelon.handbook.errata.claims import SOURCES
-from echelon.handbook.guides.comparison import (
+from echelon.handbook.guides.practices import (
+    NAMED,
+    PRACTICES,
     Advice,
     SituationAdvice,
     StrategyRow,
@@ -29,7 +31,6 @@ from echelon.handbook.guides.comparison import (
     compare_strategies,
     step_seconds_of,
 )
-from echelon.handbook.guides.practices import NAMED, PRACTICES
 from echelon.handbook.guides.situation import PlanSituation
 from echelon.handbook.guides.strategy import StrategyOutcome
 from echelon.planner.predict.split_memory import GuideSplit
