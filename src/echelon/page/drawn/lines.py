@@ -36,7 +36,8 @@ MOST = 1e300
 """What is larger than any value that is drawn, in whatever unit."""
 _SECONDS = ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns"))
 _TICKS = 6  # times that are named, but the first
-_VALUES, _STEPS = 5, 8  # marks of an axis, about
+_VALUES = 5  # marks of an axis of values, about
+_STEPS = 8  # marks of an axis of steps, about
 
 
 def draw_lines(found: LinesFigure, name: str, says: str) -> Drawing:
