@@ -250,7 +250,7 @@ def _plain_values(cluster: Cluster) -> Iterable[tuple[str, float]]:
 
 
 def _shown(name: str, value: float, *, digits: int = 4) -> str:
-    """A constant with its unit; what has none has so many digits."""
+    """A constant with its unit; with `digits` digits where it has none."""
     if name.endswith("_s"):
         return _time(value)
     if name.startswith("peak_flops"):

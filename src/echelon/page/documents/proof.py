@@ -25,7 +25,7 @@ _BESIDE = {
     "independent": "the one process beside an independent implementation",
     "whole_run": "a whole run of the trainer beside one process",
 }
-"""Passes next to those of the ranks' own steps."""
+"""Passes that judge other code than the steps of the ranks."""
 
 
 def proof_page(proof: Mapping[str, Any]) -> PageDocument:
