@@ -212,14 +212,7 @@ def _summed(run: RecordedRun) -> DiagramFigure:
 
 
 def _tile(rank: int, name: str, label: str, kind: int, row: int) -> Tile:
-    return Tile(
-        id=f"{name} of {rank}",
-        label=label,
-        words=f"of rank {rank}",
-        kind=kind,
-        row=row,
-        columns=2,
-    )
+    return Tile(f"{name} of {rank}", label, f"of rank {rank}", kind, row=row, columns=2)
 
 
 def _matrix(

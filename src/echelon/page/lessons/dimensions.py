@@ -264,14 +264,7 @@ def _places(mesh: Mesh, *, named: bool) -> tuple[Place, ...]:
 
 def _data(samples: range, group: str) -> Place:
     tiles = tuple(
-        Tile(
-            id=f"sample {one}",
-            label=str(one),
-            words=f"sample {one}",
-            kind=0,
-            row=at // 4,
-            column=at % 4,
-        )
+        Tile(f"sample {one}", str(one), f"sample {one}", 0, row=at // 4, column=at % 4)
         for at, one in enumerate(samples)
     )
     return Place(label="samples", note="", tiles=tiles, group=group)

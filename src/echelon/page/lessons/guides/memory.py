@@ -185,14 +185,7 @@ def columns_of_rank(ranks: int) -> int:
 
 def _matrix() -> Frame:
     values = mlp_weights(HIDDEN, INNER, matrices=1)
-    tile = Tile(
-        id="W",
-        label=f"W: {HIDDEN:,} x {INNER:,}",
-        words="the whole matrix",
-        kind=0,
-        rows=4,
-        columns=NEURONS,
-    )
+    tile = Tile("W", f"W: {HIDDEN:,} x {INNER:,}", "the whole matrix", 0, rows=4, columns=NEURONS)
     return Frame(
         caption=f"One layer from {HIDDEN:,} inputs to {INNER:,} neurons is one matrix of numbers.",
         figures=(
