@@ -106,14 +106,15 @@ def _differences(found: PlanComparison) -> Iterator[Section]:
         table=DataTable(
             head=("setting", "A", "B", "changes"),
             rows=tuple(
-                (one.setting, _text(one.a), _text(one.b), what_changes(one))
+                (one.setting, value_text(one.a), value_text(one.b), what_changes(one))
                 for one in found.differences
             ),
         ),
     )
 
 
-def _text(value: object) -> str:
+def value_text(value: object) -> str:
+    """Value of a setting; "none" where a plan has no such setting."""
     if value is None:
         return "none"
     return value if isinstance(value, str) else toml_text(value)
