@@ -53,8 +53,8 @@ import echelon as ec
 from echelon.api.calibrating.machine import MachineCalibration
 from echelon.api.calibrating.merge import MergedCalibration
 from echelon.api.calibrating.run import RunCalibration
-from echelon.api.converting import ExportedRun
-from echelon.api.converting import ImportedRun
+from echelon.interop.export import ExportedRun
+from echelon.interop.importer import ImportedRun
 from echelon.api.exporting import ExportedWeights
 from echelon.config.files.measurements import TimesFile
 from echelon.parallel.threads.module import ThreadedModule
@@ -62,9 +62,9 @@ from echelon.planner.answer.answer import EstimatedPlan
 from echelon.planner.explain.compare import PlanComparison
 from echelon.proof.bisect.verdict import Bisection
 from echelon.proof.verdict import Proof
-from echelon.proof.deviations import StrategyDeviation
+from echelon.proof.verdict import StrategyDeviation
 from echelon.proof.verdict import SubjectProof
-from echelon.rehearsal.result import Rehearsal
+from echelon.rehearsal.run import Rehearsal
 from echelon.telemetry.routing import ExpertHotspots
 from echelon.telemetry.schedule_report import TimelineReport
 from echelon.telemetry.summary import RunSummary

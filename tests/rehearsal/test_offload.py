@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from echelon.core.disk import PAGE_BYTES
-from echelon.rehearsal.log import RankLog
-from echelon.rehearsal.memory import BUFFERS
-from echelon.rehearsal.offload import RehearsedCopyStreams, RehearsedOffloadStore
+from echelon.rehearsal.memory import BUFFERS, RehearsedCopyStreams, RehearsedOffloadStore
+from echelon.rehearsal.order import RankLog
 from echelon.rehearsal.shapes import META, ShapesOnly
 
 

@@ -20,8 +20,7 @@ from echelon.config.presets import preset_names
 from echelon.config.rules.finders import require_trainable
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
-from echelon.proof.independent.comparison import TRANSFORMERS
-from echelon.proof.independent.naming import independent_pass
+from echelon.proof.independent.comparison import TRANSFORMERS, independent_pass
 from echelon.proof.oracle.loss_scale import with_overflow_scale
 from echelon.proof.shrink import num_steps, shrink
 from tests.walks.matrix.walk import sample

@@ -88,10 +88,7 @@ def train(
 
         over = [] if data is None else [f"data.source={toml_text(data)}"]
         job = load_job(
-            run,
-            [*over, *settings],
-            world_size=launched_world_size(),
-            servers=launched_servers(),
+            run, [*over, *settings], world_size=launched_world_size(), servers=launched_servers()
         )
     return train_job(
         job, resume=None if resume is None else Path(resume), allow_overcommit=allow_overcommit

@@ -25,7 +25,7 @@ from echelon.layout.islands import without_losses
 if TYPE_CHECKING:
     from echelon.proof.bisect.verdict import Bisection
     from echelon.proof.verdict import SubjectProof
-    from echelon.rehearsal.result import Rehearsal
+    from echelon.rehearsal.run import Rehearsal
 
 RANK_LIMIT_S = 300.0
 """How long the ranks of one precision may take: frameworks are imported in this time too."""
@@ -148,11 +148,7 @@ def prove_module(
     optional_package("torch", extra="train", purpose="proving a module")
     from echelon.api.module_subject import OPENER
 
-    given = {
-        "opener": OPENER,
-        "plan": plan_from_given(plan).to_json(),
-        "num_steps": num_steps,
-    }
+    given = {"opener": OPENER, "plan": plan_from_given(plan).to_json(), "num_steps": num_steps}
     return verify_here(Path(factory), given=given)
 
 

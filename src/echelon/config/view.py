@@ -58,9 +58,10 @@ class View:
 
     def has_table(self, table: str) -> bool:
         """Return whether any key of a table was set; Unavailable where one of them is wrong."""
-        if any(key.startswith(f"{table}.") for key in self.wrong):
+        first = f"{table}."
+        if any(key.startswith(first) for key in self.wrong):
             raise Unavailable(table)
-        return any(key.startswith(f"{table}.") for key in self.entries)
+        return any(key.startswith(first) for key in self.entries)
 
     def default(self, key: str) -> object:
         """Return the default of a setting, None where it has none."""

@@ -53,9 +53,9 @@ RECORDS = {
             "echelon.planner.answer.answer.EstimatedPlan",
             "echelon.planner.predict.bands.BandedValue",
         ),
-        *("echelon.planner.explain.compare.PlanComparison", "echelon.rehearsal.result.Rehearsal"),
+        *("echelon.planner.explain.compare.PlanComparison", "echelon.rehearsal.run.Rehearsal"),
         *("echelon.proof.verdict.Proof", "echelon.proof.verdict.SubjectProof"),
-        *("echelon.proof.bisect.verdict.Bisection", "echelon.proof.deviations.StrategyDeviation"),
+        *("echelon.proof.bisect.verdict.Bisection", "echelon.proof.verdict.StrategyDeviation"),
         *("echelon.parallel.threads.module.ThreadedModule", "echelon.api.strategies.StrategyScope"),
         "echelon.training.module.optimizer.ModuleOptimizer",
         *(
@@ -63,7 +63,7 @@ RECORDS = {
             "echelon.telemetry.schedule_report.TimelineReport",
         ),
         "echelon.telemetry.routing.ExpertHotspots",
-        *("echelon.api.converting.ImportedRun", "echelon.api.converting.ExportedRun"),
+        *("echelon.interop.importer.ImportedRun", "echelon.interop.export.ExportedRun"),
         "echelon.api.exporting.ExportedWeights",
         "echelon.api.calibrating.machine.MachineCalibration",
         *(

@@ -14,8 +14,7 @@ from echelon.proof.oracle.loss_scale import with_scale
 from echelon.proof.run import offloaded_to
 from echelon.proof.shrink import shrink, without_8_bits
 from echelon.proof.sum_bounds import with_exact_sums, with_rounded_sums
-from echelon.proof.whole_run.texts import PROMPTS
-from echelon.proof.whole_run.whole_run import other_layout, with_bytes
+from echelon.proof.whole_run.whole_run import PROMPTS, other_layout, with_bytes
 from echelon.rehearsal.rank import with_short_rounds
 from echelon.schedule.from_plan import pipeline_problems
 from echelon.training.evaluator import plan_alone

@@ -40,8 +40,7 @@ from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
 from echelon.core.version import source_hash
 from echelon.cost.peak.rank_peak import with_few_microbatches
-from echelon.rehearsal.classes import RankClasses
-from echelon.rehearsal.run import on_nccl, rehearse
+from echelon.rehearsal.run import RankClasses, on_nccl, rehearse
 from tests.walks.matrix.walk import append_line, lines_of
 from tests.walks.plans.random_settings import PRESET, draw_settings, flags_of
 

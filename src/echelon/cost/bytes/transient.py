@@ -234,7 +234,7 @@ class ArrivingSum:
 def arriving_term(plan: Plan, pp_rank: int, buckets: Buckets) -> HeldTerm:
     """Bound what sums by messages receive beside their tensors, of buckets and of rows.
 
-    A group runs one of its sums at a time (`parallel/transport/algorithms/run.py`).
+    A group runs one of its sums at a time (`parallel/transport/algorithms.py`).
     """
     part = rank_part(plan, pp_rank)
     most = {plan.mesh.group(part_rank(plan, part), Axis.TP): arriving_row_bytes(plan, part)}

@@ -51,11 +51,8 @@ def cost_inputs_from_plan(plan: Plan, software: TrainerConstants | None = None) 
     """
     facts = software or our_constants(plan.cluster, plan.layout.kernels)
     return CostInputs(
-        model=with_adapters(
-            model_numbers_from_shape(
-                plan.model, plan.mathematics.sequence_length, tp=float(plan.mesh.tp)
-            ),
-            plan.model,
+        model=adapted_model_numbers(
+            plan.model, plan.mathematics.sequence_length, tp=float(plan.mesh.tp)
         ),
         machine=machine_numbers_from_plan(plan, measured=bool(facts.gpu_kernels)),
         software=constants_for_precision(
@@ -330,6 +327,11 @@ def _tier(cluster: Cluster, link: Link) -> TierNumbers:
         efficiency=float(link.efficiency),
         half_bytes=float(link.half_bytes),
     )
+
+
+def adapted_model_numbers(shape: ModelShape, length: int, *, tp: Num = 1.0) -> ModelNumbers:
+    """Return the numbers of a shape, and of its adapters where it has some."""
+    return with_adapters(model_numbers_from_shape(shape, length, tp=tp), shape)
 
 
 def with_adapters(numbers: ModelNumbers, shape: ModelShape) -> ModelNumbers:

@@ -23,6 +23,7 @@ from echelon.interop.deepspeed.read_numbers import read_optimizer, read_precisio
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, FLAG, FROM_ZERO, POSITIVE, ZERO_STAGE, KeyReader
 from echelon.interop.ranks import (
+    HOST_OR_NONE,
     DataRanks,
     data_ranks_from_launcher,
     read_count,
@@ -434,8 +435,7 @@ def _read_home(reader: KeyReader, table: str, setting: str, old: str) -> str:
     reader.take(key, setting, HOMES, "where they rest between uses")
     # DeepSpeed's documentation and its code do not agree on the old name of the second one.
     for name in (old_key, old_key.removesuffix("s")) if table == PARAMETERS else (old_key,):
-        if (flag := reader.flag(name, setting=setting)) is not None:
-            reader.set(name, setting, "host" if flag else "none", f"the old name of {table}")
+        reader.take(name, setting, HOST_OR_NONE, f"the old name of {table}")
     entry = reader.entries.get(setting)
     return str(entry.value) if entry else "none"
 

@@ -31,10 +31,8 @@ from echelon.interop.megatron.read_numbers import (
     read_run,
 )
 from echelon.interop.ranks import (
-    DataRanks,
-    assume_fewest_ranks,
     blocks_of_stages,
-    data_ranks_from_launcher,
+    known_or_fewest_ranks,
     read_degrees,
     set_data_mesh,
     shards_of_experts,
@@ -172,11 +170,7 @@ def _read_ranks(reader: KeyReader, stage: int, context: ImportContext) -> int:
         context = replace(context, ranks=ranks)
         reader.take_part(nodes, f"ranks: {machines} x {count} = {ranks}")
         reader.take_part(local, f"ranks: {machines} x {count} = {ranks}")
-    data: DataRanks | None
-    if context.ranks_unknown:
-        data = assume_fewest_ranks(reader, context)
-    else:
-        data = data_ranks_from_launcher(reader, context)
+    data = known_or_fewest_ranks(reader, context)
     _judge_data_parallel_size(reader, context, data.count if data else None)
     key = "--num-distributed-optimizer-instances"
     groups = reader.integer(key, COUNT, setting="mesh.dp_replicate") or 1

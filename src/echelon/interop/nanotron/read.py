@@ -13,6 +13,7 @@ from echelon.interop.abilities import tool_tables
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, FROM_ZERO, NUMBER, POSITIVE, KeyReader
 from echelon.interop.ranks import (
+    FULL_OR_NONE,
     data_ranks_from_launcher,
     read_degrees,
     set_batch,
@@ -72,8 +73,7 @@ def _read_modes(reader: KeyReader, context: ImportContext) -> None:
     if context.degrees["cp"] > 1:
         reader.set(DEGREES["cp"], "context.kind", "ring", "pieces of a sequence meet in a ring")
     key = "parallelism.recompute_layer"
-    if (on := reader.flag(key, setting="recompute.policy")) is not None:
-        reader.set(key, "recompute.policy", "full" if on else "none", "whether blocks are redone")
+    reader.take(key, "recompute.policy", FULL_OR_NONE, "whether blocks are redone")
 
 
 def _read_activation(reader: KeyReader) -> None:

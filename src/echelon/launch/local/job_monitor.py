@@ -18,8 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from echelon.launch.context import COMPILING, LostRank
-from echelon.launch.local.desync_watch import DesyncWatch, note_of
-from echelon.launch.local.meetings import MeetingWatch, where_lost
+from echelon.launch.local.desync_watch import DesyncWatch, MeetingWatch, note_of, where_lost
 from echelon.launch.local.messages import (
     ElasticRanks,
     ExitRequest,
@@ -39,7 +38,6 @@ from echelon.launch.local.rank_status import (
     known_of,
     new_fault,
     turn_of,
-    view_of,
     wait_of,
 )
 from echelon.launch.root_cause import (
@@ -310,7 +308,7 @@ class JobMonitor:
             for seen in self._seen:
                 if seen.open:
                     seen.process.send(Notice.TELL_STACKS)
-        fault = self._meetings.look([view_of(seen) for seen in self._seen])
+        fault = self._meetings.look([known_of(seen) for seen in self._seen])
         if fault is not None:
             self._seen[fault.rank].fault = fault
 

@@ -7,8 +7,7 @@ import signal
 from dataclasses import dataclass, field
 
 from echelon.launch.desync.fingerprint import Activity
-from echelon.launch.local.desync_watch import KnownRank
-from echelon.launch.local.meetings import RankView, wrong_size
+from echelon.launch.local.desync_watch import KnownRank, wrong_size
 from echelon.launch.local.messages import Heartbeat, ThreadStacks
 from echelon.launch.local.rank_processes import RankProcess
 from echelon.launch.root_cause import FaultKind, RankFault, exit_text
@@ -80,32 +79,21 @@ class RankStatus:
         return f", last heard of at {self.heartbeat.doing}" if self.heartbeat.doing else ""
 
 
-def view_of(seen: RankStatus) -> RankView:
-    """Return what is known of a rank for the watch over meetings."""
-    return RankView(
-        rank=seen.process.rank,
-        label=seen.label,
-        pid=seen.process.pid,
-        returned=seen.returned or seen.dropped,
-        doing=seen.heartbeat.doing,
-        count=seen.heartbeat.count,
-        stacks=seen.stack,
-    )
-
-
 def known_of(seen: RankStatus) -> KnownRank:
-    """Return what is known of a rank beside its ring."""
+    """Return what is known of a rank at this time, beside its ring."""
     activity: Activity | None = None
     if seen.process.exit_code is not None:
         activity = Activity.GONE
     elif seen.fault is not None:
         activity = _ENDED_BY.get(seen.fault.kind)
-    elif seen.returned:
+    elif seen.returned or seen.dropped:
         activity = Activity.RETURNED
     return KnownRank(
         rank=seen.process.rank,
         label=seen.label,
+        pid=seen.process.pid,
         activity=activity,
+        count=seen.heartbeat.count,
         doing=seen.heartbeat.doing,
         waiting=seen.heartbeat.waiting,
         stacks=seen.stack,

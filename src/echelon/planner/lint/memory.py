@@ -239,16 +239,3 @@ def _fragments(plan: Plan) -> LintMatch | None:
         "units are gathered and given back in every pass",
         f"smaller microbatches or recompute, until {gib(held.gathered)} GiB are free",
     )
-
-
-MEMORY = (
-    _full,
-    _recompute_missing,
-    _recompute_needless,
-    _lower_stage,
-    _redundant,
-    _needless_axes,
-    _needless_context,
-    _needless_offload,
-    _fragments,
-)

@@ -23,6 +23,7 @@ from echelon.planner.search.plan_line import (
     read_plan_line,
     read_printed_value,
     recompute_of_word,
+    recompute_value,
     recompute_word,
 )
 from echelon.schedule.build import SCHEDULES, schedules_of_tool
@@ -54,11 +55,7 @@ def _count(word: str) -> int | None:
 def _recompute(word: str) -> int | str | None:
     if word in (SELECTIVE, "none", "-"):
         return word if word == SELECTIVE else NO_RECOMPUTE
-    found = recompute_of_word(word)
-    if found is None:
-        return None
-    every, operators = found
-    return recompute_word(every, operators) if operators else every
+    return recompute_value(word)
 
 
 def _schedule(word: str) -> str | None:
@@ -287,9 +284,7 @@ class _PinReader:
         if self.problems:
             raise ConfigError(self.problems)
         return replace(
-            self.pins,
-            values={**self.implied, **values},
-            typed={**self.lines, **self.pins.typed},
+            self.pins, values={**self.implied, **values}, typed={**self.lines, **self.pins.typed}
         )
 
 

@@ -217,11 +217,6 @@ def kill_session(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def give_way() -> None:
-    """Let the processes of ranks run before this one, and what it starts."""
-    os.nice(_NICENESS)
-
-
 def tracker_environment(
     tracker: TrackerRecord, folder: Path, environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
@@ -240,7 +235,7 @@ def tracker_environment(
 def main(arguments: list[str]) -> int:
     """Guard the mirrors that the arguments name; return the exit status."""
     run, project, drain_s, *trackers = arguments
-    give_way()
+    os.nice(_NICENESS)
     mirrors = [MirrorProcess(Path(run), one, project) for one in trackers]
     return Guard(mirrors, sys.stdin.fileno(), float(drain_s)).watch()
 

@@ -18,11 +18,7 @@ from echelon.core.choices.trackers import TRACKERS_FOLDER
 from echelon.core.parameters import num_parameters
 from echelon.core.version import __version__
 from echelon.telemetry.events import METRICS_FILE, START, STEP
-from echelon.telemetry.json_lines import (
-    LogEntry,
-    end_of_whole_lines,
-    read_entries,
-)
+from echelon.telemetry.json_lines import LogEntry, end_of_whole_lines, read_entries
 from echelon.telemetry.run_directory import open_run
 
 ENTRY = "run/entry"
