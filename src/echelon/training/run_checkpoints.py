@@ -32,7 +32,6 @@ class RunCheckpoints:
     def __init__(
         self, job: Job, run_dir: Path, engine: TrainEngine, identity: RunIdentity, data_hash: str
     ) -> None:
-        """Begin with none written."""
         self._job, self._engine, self._identity, self._data_hash = job, engine, identity, data_hash
         self._folder = run_dir / "checkpoints"
         self._exchange = engine.groups.everyone

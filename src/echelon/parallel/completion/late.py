@@ -161,7 +161,6 @@ class InFlightWatch(TorchDispatchMode):
         return False
 
     def __init__(self, flight: InFlight) -> None:
-        """Watch for `flight`."""
         super().__init__()
         self._flight = flight
 
@@ -229,7 +228,6 @@ class LatePending(Pending):
     __slots__ = ("_flight", "_operation", "_real")
 
     def __init__(self, real: Pending, operation: LateOperation, flight: InFlight) -> None:
-        """Hold what really is under way."""
         super().__init__()
         self._real, self._operation, self._flight = real, operation, flight
 

@@ -46,7 +46,6 @@ class LateBufferPool(BufferPool):
     """Pieces of memory that flat tensors use in turn, each poisoned in between."""
 
     def __init__(self, device: torch.device, flight: InFlight) -> None:
-        """Begin with none, on `device`."""
         super().__init__(device)
         self._flight = flight
 
@@ -66,7 +65,6 @@ class LateBuffers(BoundedBuffers[Owner]):
     """A bounded number of buffers, each poisoned while nobody has it."""
 
     def __init__(self, count: int, allocate: Allocate, flight: InFlight) -> None:
-        """Allocate nothing yet."""
         super().__init__(count, allocate)
         self._flight = flight
 

@@ -87,7 +87,6 @@ class BoundedBuffers(Generic[Owner]):
     """Lend at most `count` buffers at once, each as large as the largest set so far."""
 
     def __init__(self, count: int, allocate: Allocate) -> None:
-        """Allocate nothing yet."""
         assert count > 0, "a set needs a buffer"
         self._count, self._allocate = count, allocate
         self._free: list[torch.Tensor] = []

@@ -56,7 +56,6 @@ class CudaCopyStreams(CopyStreams):
     """Copy on two CUDA streams; the computation is on the current stream."""
 
     def __init__(self, device: torch.device) -> None:
-        """Make the streams."""
         self.device = device
         self._streams = {direction: torch.cuda.Stream(device) for direction in ("up", "down")}
 

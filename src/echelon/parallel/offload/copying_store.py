@@ -42,7 +42,6 @@ class CopiedFetch:
         *,
         read: bool,
     ) -> None:
-        """Hold what has been asked of the host side."""
         self._store, self.keys, self.on_host, self.read = store, keys, on_host, read
         self.buffer: torch.Tensor | None = None
         self.copied: StreamEvent | None = None

@@ -23,7 +23,6 @@ class ImmediateFetch:
     __slots__ = ("_tensors",)
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
-        """Hold the resting tensors themselves."""
         self._tensors = tensors
 
     def wait(self) -> list[torch.Tensor]:

@@ -40,7 +40,6 @@ class PushedSums(GradientReduction):
     """Receive the gradients of all workers for the ranges of one server, and add them up."""
 
     def __init__(self, plan: Plan, groups: RankGroups, buckets: Sequence[Bucket]) -> None:
-        """Start with nothing under way."""
         super().__init__(plan, groups)
         self._servers, self._buckets = groups.servers, buckets
         self._workers = range(plan.mesh.num_workers)
@@ -75,7 +74,6 @@ class SentParameters(ParameterGathering):
     """Send the ranges of a server to all workers as soon as they have their new values."""
 
     def __init__(self, plan: Plan, groups: RankGroups, buckets: Sequence[Bucket]) -> None:
-        """Start with nothing under way."""
         shards = groups.shard, groups.expert_shard
         super().__init__(buckets, (), shards, plan.layout.zero)
         self._servers, self._workers = groups.servers, range(plan.mesh.num_workers)

@@ -51,7 +51,6 @@ class GradientPush(GradientReduction):
     """Send the buckets of a worker to the servers, each range to the one that holds it."""
 
     def __init__(self, plan: Plan, groups: RankGroups) -> None:
-        """Start with nothing under way."""
         super().__init__(plan, groups)
         self._servers, self._first = groups.servers, plan.mesh.num_workers
         self._ranges = plan_server_ranges(plan)
@@ -178,7 +177,6 @@ class WorkerMessages(GradientPush):
     """The messages of one worker: it pushes buckets as they fill, and pulls when it has ended."""
 
     def __init__(self, plan: Plan, groups: RankGroups) -> None:
-        """Start with nothing under way."""
         super().__init__(plan, groups)
         pairs = groups.server_links.pairs
         self.pairs: Sequence[Group] = [pairs[rank] for rank in plan.mesh.server_ranks]

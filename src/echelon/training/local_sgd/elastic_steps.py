@@ -25,7 +25,6 @@ from echelon.launch.context import RankContext
 from echelon.layout.islands import island_of
 from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Pending
-from echelon.parallel.transport.pair import Pair
 from echelon.training.local_sgd.checkpoint import ElasticIslandCheckpoint, StoreExchange
 from echelon.training.local_sgd.meetings import IslandMeetings, Meeting, Said, Stay
 from echelon.training.local_sgd.outer_steps import MAX_IN_FLIGHT, OuterSteps
@@ -281,7 +280,7 @@ class ElasticOuterSteps(OuterSteps):
         """Take what islands agree on; return whether this rank has all of it."""
         met = self.meetings
         try:
-            pair: Pair = met.pair(meeting, min(meeting.members), met.island.index)
+            pair = met.pair(meeting, min(meeting.members), met.island.index)
             for tag, (name, values) in enumerate(self._agreed()):
                 pair.receive(values, 0, name=f"rejoin.{name}", tag=tag).wait()
         except RuntimeError:

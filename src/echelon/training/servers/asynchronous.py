@@ -262,7 +262,6 @@ class AsynchronousWorker(ServedWorker):
     )
 
     def __init__(self, *args: Any, **named: Any) -> None:
-        """Build the worker as any rank is built."""
         super().__init__(*args, **named)
         assert isinstance(self.model.reduction, WorkerMessages), "it pushes to servers"
         self.messages = self.model.reduction

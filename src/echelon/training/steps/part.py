@@ -226,7 +226,6 @@ class StepParts(StepPart):
     """All parts of a rank as one: each method asks the parts in their order."""
 
     def __init__(self, parts: Sequence[StepPart]) -> None:
-        """Ask `parts`."""
         self._all = tuple(parts)
         self.num_told = sum(part.num_told for part in self._all)
         self.begins_together = all(part.begins_together for part in self._all)
