@@ -88,8 +88,8 @@ class RunCheckpoints:
                 exchange = scope.exchange(attempt) or self._exchange
                 if attempt and all(run_on_all_ranks(exchange, final.exists)):
                     return final
-                told = scope.position(engine.position(), exchange)
-                return self._save(step, told, engine.checkpoint_state(), exchange)
+                position = scope.position(engine.position(), exchange)
+                return self._save(step, position, engine.checkpoint_state(), exchange)
         raise AssertionError("attempts end with the run")
 
     def _save(
