@@ -20,8 +20,7 @@ from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.offload import OffloadStore, make_offload_store
 from echelon.parallel.offload.copy_streams import CopyStreams, make_copy_streams
 from echelon.parallel.tensor_memory import BufferPool
-from echelon.parallel.transport.collectives import Group
-from echelon.parallel.transport.communicator import Communicator
+from echelon.parallel.transport.collectives import Communicator, Group
 from echelon.parallel.transport.recorder import Recorder
 
 

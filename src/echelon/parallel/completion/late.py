@@ -40,8 +40,13 @@ from echelon.parallel.offload.copy_streams import CopyStreams
 from echelon.parallel.offload.copying_store import CopyingOffloadStore
 from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.tensor_memory import BufferPool
-from echelon.parallel.transport.collectives import Group, Pending, ReduceOp, require_contiguous
-from echelon.parallel.transport.communicator import Communicator
+from echelon.parallel.transport.collectives import (
+    Communicator,
+    Group,
+    Pending,
+    ReduceOp,
+    require_contiguous,
+)
 from echelon.parallel.transport.recorder import Recorder
 
 _LOOKS_AT_NOTHING = frozenset(

@@ -25,7 +25,7 @@ from echelon.core.rulebook.run import LOSS_NOT_FINITE
 from echelon.models.batch import TokenBatch
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.rank_model import GradientExchange
-from echelon.parallel.servers.worker import (
+from echelon.parallel.servers import (
     ASKS_FOR_PARAMETERS,
     ASKS_TO_STOP,
     BEGIN,

@@ -173,7 +173,7 @@ class StepPart:
         """Begin to take steps after `step`: weights are those of a seed, a file, a checkpoint."""
 
     def speaks(self, step: int) -> bool | None:
-        """True if this rank reports the run after `step`; None if the reporting rank never changes."""
+        """True if this rank reports the run after `step`; None if no part changes that."""
         del step
         return None
 
@@ -203,7 +203,7 @@ class StepPart:
         """Take over parameters that were read from a file, or that ranks begin with."""
 
     def position(self) -> Mapping[str, Any]:
-        """State that the next step reads and that is no tensor, as JSON by the keys of this part."""
+        """State of the next step that is no tensor, as JSON by the keys of this part."""
         return {}
 
     def resume(self, position: Mapping[str, Any]) -> None:
