@@ -25,7 +25,7 @@ from echelon.cost.bytes.terms import (
 from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.offload import OffloadStore
-from echelon.parallel.offload.copy_streams import CopyStreams
+from echelon.parallel.offload.host_memory import CopyStreams
 from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.tensor_memory import BufferPool
 from echelon.parallel.transport.collectives import (

@@ -36,8 +36,8 @@ from echelon.parallel.completion.late_memory import (
 )
 from echelon.parallel.completion.memory import private_copy, without
 from echelon.parallel.offload import OffloadStore
-from echelon.parallel.offload.copy_streams import CopyStreams
 from echelon.parallel.offload.copying_store import CopyingOffloadStore
+from echelon.parallel.offload.host_memory import CopyStreams
 from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.tensor_memory import BufferPool
 from echelon.parallel.transport.collectives import (

@@ -23,19 +23,21 @@ import torch
 from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.completion.in_flight import InFlight, LateOperation, OperationName
 from echelon.parallel.completion.memory import poison, private_copy
-from echelon.parallel.offload.buffers import Allocate, BoundedBuffers, plain_memory
-from echelon.parallel.offload.copy_streams import (
-    CompletedEvent,
-    CopyDirection,
-    CopyStreams,
-    StreamEvent,
-    TensorCopy,
-)
 from echelon.parallel.offload.file_store import (
     FileExtent,
     FileFetch,
     FileOffloadStore,
     FileTransfer,
+)
+from echelon.parallel.offload.host_memory import (
+    Allocate,
+    BoundedBuffers,
+    CompletedEvent,
+    CopyDirection,
+    CopyStreams,
+    StreamEvent,
+    TensorCopy,
+    plain_memory,
 )
 from echelon.parallel.tensor_memory import BufferPool
 

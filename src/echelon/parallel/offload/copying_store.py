@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from echelon.core.disk import round_up_to_pages
-from echelon.parallel.offload.buffers import BoundedBuffers
-from echelon.parallel.offload.copy_streams import CopyStreams, StreamEvent
 from echelon.parallel.offload.file_store import FileFetch, FileOffloadStore
+from echelon.parallel.offload.host_memory import BoundedBuffers, CopyStreams, StreamEvent
 from echelon.parallel.offload.store import (
     ImmediateFetch,
     MemoryOffloadStore,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from echelon.cost.bytes.terms import Pool
-from echelon.parallel.offload.buffers import Allocate, plain_memory
+from echelon.parallel.offload.host_memory import Allocate, plain_memory
 
 
 class ImmediateFetch:
