@@ -505,10 +505,7 @@ def finish_trainer(
     """Read the file that the trainer names, and what its tables say of the keys that are left."""
     if file is not None:
         file.read(keys, data, context)
-    for group in ("method", "rest"):
-        reader.judge(tables.keys[group])
-    reader.judge_prefixes(tables.keys["prefixes"])
-    reader.finish()
+    reader.finish(tables.keys, "method", "rest")
 
 
 @dataclass(frozen=True, slots=True)
