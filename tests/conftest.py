@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from echelon.cli import stderr
+from echelon.cli import output as stderr
 from echelon.launch.local import rank_processes
 from echelon.launch.local.supervisor import RankPool
 from tests.file_seconds import begin_with_the_longest

@@ -73,7 +73,7 @@ def test_every_source_file_names_its_license() -> None:
     ]
     first = {path: path.read_text(encoding="utf-8").partition("\n")[0] for path in files}
     bare = [path for path, line in first.items() if LICENSE_LINE not in line]
-    assert len(files) > 800
+    assert len(files) > 500
     assert [str(path.relative_to(ROOT)) for path in bare] == ["web/src/document.ts"]
 
 
@@ -157,7 +157,7 @@ def _is_record(node: ast.AST) -> TypeGuard[ast.ClassDef]:
 
 
 def _undocumented_fields(record: ast.ClassDef) -> tuple[int, list[str]]:
-    """Return how many fields a record has, and those without a string under them."""
+    """Return how many fields a record has, and those without a string under or in them."""
     fields = 0
     missing: list[str] = []
     for statement, below in pairwise([*record.body, ast.Pass()]):
@@ -167,6 +167,8 @@ def _undocumented_fields(record: ast.ClassDef) -> tuple[int, list[str]]:
         match below:
             case ast.Expr(value=ast.Constant(value=str())):
                 pass
+            case _ if "Configured(" in ast.unparse(statement.annotation):
+                pass  # Its annotation says what a run file says of it.
             case _:
                 missing.append(ast.unparse(statement.target))
     return fields, missing

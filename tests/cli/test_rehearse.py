@@ -13,8 +13,13 @@ from echelon.cli.main import main
 from echelon.cli.rehearse import MOST_RANKS, REHEARSAL_FILE, rehearsal_text
 from echelon.core.rulebook.planner import REHEARSE_MISSING
 from echelon.parallel.zero import ParameterGathering
-from echelon.rehearsal.result import Rehearsal, RehearsalFault
-from echelon.rehearsal.run import on_nccl, rehearse, with_few_microbatches
+from echelon.rehearsal.run import (
+    Rehearsal,
+    RehearsalFault,
+    on_nccl,
+    rehearse,
+    with_few_microbatches,
+)
 from tests.rehearsal.test_run import plan_of
 
 

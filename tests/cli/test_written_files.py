@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.cli.main import main
-from echelon.cli.written_files import (
+from echelon.cli.flags import (
     CELLS,
     DRAWING,
     FIGURE_FOLDER,
@@ -20,6 +19,7 @@ from echelon.cli.written_files import (
     TRACES,
     WrittenFiles,
 )
+from echelon.cli.main import main
 from echelon.core.errors import ConfigError
 from tests.page.documents.test_run import steps, written
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.core.errors import EnvironmentProblem
-from echelon.core.offload_file import (
+from echelon.core.disk import (
     PAGE_BYTES,
     explain_offload_error,
     offload_folder_problems,
@@ -20,6 +19,7 @@ from echelon.core.offload_file import (
     round_up_to_pages,
     write_all,
 )
+from echelon.core.errors import EnvironmentProblem
 
 
 def test_sizes_are_whole_pages() -> None:

@@ -7,13 +7,7 @@ from itertools import product
 
 from echelon.core.axis import SHARD_AXES
 from echelon.core.choices.collective_algorithms import members_per_node
-from echelon.core.mesh import Mesh
-from echelon.core.strided_groups import (
-    StridedGroups,
-    expert_groups,
-    expert_shard_groups,
-    shard_groups,
-)
+from echelon.core.mesh import Mesh, StridedGroups, expert_groups, expert_shard_groups, shard_groups
 from echelon.layout.data_groups import ranks_per_node
 
 

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from echelon.cli.app import COMMANDS
 from echelon.cli.main import main
-from echelon.config.cluster.calibration import CALIBRATION_SETTINGS
-from echelon.config.cluster.file import CLUSTER_SETTINGS, LINK_SETTINGS
+from echelon.config.cluster.file import CALIBRATION_SETTINGS, CLUSTER_SETTINGS, LINK_SETTINGS
 from echelon.config.cluster.links import link_presets
 from echelon.config.schema import SETTINGS, tables
 from echelon.core.rulebook import areas

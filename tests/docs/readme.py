@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
-from echelon.cli import stderr
+from echelon.cli import output as stderr
 from echelon.cli.main import main
 from tests.docs import doc_pages, features
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from echelon.handbook.errata.claims import GUIDES, all_claims
-from echelon.handbook.guides.practices import PRACTICES
-from echelon.handbook.guides.sizes import NAMED
+from echelon.handbook.errata.claims import BETWEEN, GUIDES, SOURCES, all_claims, sources_named_in
+from echelon.handbook.guides.practices import NAMED, PRACTICES
 from echelon.handbook.guides.trees import TREES
-from echelon.handbook.sources import BETWEEN, SOURCES, sources_named_in
 from echelon.planner.lint.checks import LINTS
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.layout.servers import server_ranges
+from echelon.layout.slots import server_ranges
 
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=20), st.integers(1, 9))

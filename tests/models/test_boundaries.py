@@ -6,8 +6,7 @@ import torch
 
 from echelon.core.model_shape import ModelShape
 from echelon.models.batch import TokenBatch
-from echelon.models.boundaries import INPUT, OUTPUT, PARTS, listen_to_boundaries
-from echelon.models.decoder import Decoder
+from echelon.models.decoder import INPUT, OUTPUT, PARTS, Decoder, listen_to_boundaries
 from tests.models.test_decoder import batch, decoder
 from tests.parallel.layouts import NANO
 

@@ -11,7 +11,7 @@ import torch
 
 from echelon.core.experts import Balance
 from echelon.core.model_shape import Experts
-from echelon.models.routing import choose_experts, counts_of, gates_of, probabilities, scores_of
+from echelon.models.moe import choose_experts, counts_of, gates_of, probabilities, scores_of
 
 FOUR = Experts(num_experts=4, top_k=2, ffn=8)
 LOGITS = (0.5, -1.0, 2.0, 1.0)

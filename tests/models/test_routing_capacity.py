@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.core.experts import Balance, DropRule
-from echelon.models.routing import kept_assignments
+from echelon.models.moe import kept_assignments
 
 RULES: tuple[DropRule, ...] = ("position", "score")
 

@@ -12,7 +12,7 @@ from echelon.core.rulebook.prove import PROVE_GRADIENTS
 from echelon.page.documents.comparison import comparison_page
 from echelon.page.documents.proof import proof_page
 from echelon.page.documents.run import run_page
-from echelon.page.drawn.static import static_html
+from echelon.page.drawn.document import static_html
 from echelon.page.notebook import rehearsal_html
 from echelon.planner.explain.compare import compare_plans
 from echelon.proof.claims.claims import ClaimResult

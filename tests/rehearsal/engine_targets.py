@@ -15,7 +15,7 @@ from echelon.parallel.transport.collectives import Group, Pending
 from echelon.parallel.transport.communicator import Communicator
 from echelon.parallel.transport.recorder import Recorder
 from echelon.proof.oracle.batches import global_batch
-from echelon.rehearsal.log import Issue
+from echelon.rehearsal.order import Issue
 from echelon.rehearsal.rank import RankRehearsal
 from echelon.training.subject import EngineSubject
 

@@ -9,9 +9,8 @@ import pytest
 
 from echelon.core.axis import Axis
 from echelon.layout.muon import muon_exchange
-from echelon.rehearsal import classes
-from echelon.rehearsal.classes import CHECKED_RANKS, RankClasses, owned_elements
-from echelon.rehearsal.run import rehearse
+from echelon.rehearsal import run as classes
+from echelon.rehearsal.run import CHECKED_RANKS, RankClasses, owned_elements, rehearse
 from tests.rehearsal.test_run import LARGE, plan_of
 
 OF_32 = ("cluster.preset=32xcpu", "batch.global_sequences=64")

@@ -10,8 +10,8 @@ from echelon.cost.bytes.terms import all_gather_bytes, all_reduce_bytes
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder
 from echelon.rehearsal.groups import RehearsedCompletion
-from echelon.rehearsal.in_flight import MISSING_WAIT
-from echelon.rehearsal.log import RECEIVE, SEND, HostRead, Issue, RankLog, Wait
+from echelon.rehearsal.memory import MISSING_WAIT
+from echelon.rehearsal.order import RECEIVE, SEND, HostRead, Issue, RankLog, Wait
 from echelon.rehearsal.shapes import META, ShapesOnly
 
 

@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from echelon.rehearsal.in_flight import (
-    MISSING_WAIT,
-    NEVER_AWAITED,
-    RELEASED_IN_FLIGHT,
-    MemoryInFlight,
-)
+from echelon.rehearsal.memory import MISSING_WAIT, NEVER_AWAITED, RELEASED_IN_FLIGHT, MemoryInFlight
 
 
 def shape(*size: int) -> torch.Tensor:

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from echelon.rehearsal.known_results import KnownResults
-from echelon.rehearsal.log import RankLog
-from echelon.rehearsal.shapes import META, ShapesOnly
+from echelon.rehearsal.order import RankLog
+from echelon.rehearsal.shapes import META, KnownResults, ShapesOnly
 from echelon.rehearsal.work import tensors_in
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echelon.rehearsal.log import HostRead, Issue, RankLog, Wait
+from echelon.rehearsal.order import HostRead, Issue, RankLog, Wait
 
 
 def issue(communicator: str, members: tuple[int, ...]) -> Issue:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from echelon.rehearsal.log import RankLog
 from echelon.rehearsal.memory import BUFFERS, GATHERED, HOST, MemoryMeter, MeteredPool
+from echelon.rehearsal.order import RankLog
 from echelon.rehearsal.shapes import META, ShapesOnly
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from echelon.core.offload_file import PAGE_BYTES
-from echelon.rehearsal.log import RankLog
-from echelon.rehearsal.memory import BUFFERS
-from echelon.rehearsal.offload import RehearsedCopyStreams, RehearsedOffloadStore
+from echelon.core.disk import PAGE_BYTES
+from echelon.rehearsal.memory import BUFFERS, RehearsedCopyStreams, RehearsedOffloadStore
+from echelon.rehearsal.order import RankLog
 from echelon.rehearsal.shapes import META, ShapesOnly
 
 

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from echelon.rehearsal.log import RECEIVE, SEND, Entry, Issue, RankLog
-from echelon.rehearsal.order import DEADLOCK, MISMATCH, MISSING, OrderProof, prove_order
+from echelon.rehearsal.order import (
+    DEADLOCK,
+    MISMATCH,
+    MISSING,
+    RECEIVE,
+    SEND,
+    Entry,
+    Issue,
+    OrderProof,
+    RankLog,
+    prove_order,
+)
 
 Calls = list[str]
 """What a rank does: `a` issues on communicator a of both, `a!` waits for the last one there,

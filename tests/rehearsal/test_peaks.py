@@ -12,11 +12,10 @@ from echelon.config.load import load_job
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.activations.timeline import RankActivations
-from echelon.cost.peak import pipeline as messages
 from echelon.cost.peak import rank_peak
+from echelon.cost.peak import rank_peak as messages
 from echelon.cost.peak.buckets import GradientSums, WholeUnits
-from echelon.cost.peak.pipeline import with_few_microbatches
-from echelon.cost.peak.rank_peak import TERMS, PeakWalk
+from echelon.cost.peak.rank_peak import TERMS, PeakWalk, with_few_microbatches
 from echelon.rehearsal.rank import RankRehearsal, rehearse_rank
 from echelon.rehearsal.run import on_nccl
 

@@ -18,8 +18,7 @@ from echelon.config.load import load_job
 from echelon.core.event import NoEvents
 from echelon.core.plan import Plan
 from echelon.cost.activations.linear import Fp8Products
-from echelon.cost.peak.pipeline import with_few_microbatches
-from echelon.cost.peak.rank_peak import PeakWalk
+from echelon.cost.peak.rank_peak import PeakWalk, with_few_microbatches
 from echelon.models.batch import TokenBatch
 from echelon.parallel.transport.recorder import Recorder
 from echelon.rehearsal.memory import MemoryMeter

@@ -18,8 +18,7 @@ from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.transport.collectives import Pending
 from echelon.parallel.zero import ParameterGathering
 from echelon.rehearsal.memory import MeteredPool
-from echelon.rehearsal.result import Rehearsal
-from echelon.rehearsal.run import rehearse
+from echelon.rehearsal.run import Rehearsal, rehearse
 from echelon.rehearsal.shapes import META
 
 ZERO_3 = ("mesh.dp_shard=2", "zero.stage=3")

@@ -13,8 +13,8 @@ from echelon.core.plan import Plan
 from echelon.cost.bytes.sent import bytes_sent_by_axis
 from echelon.launch.local.supervisor import RankPool
 from echelon.planner.predict.estimate import peak_bytes_by_place
-from echelon.rehearsal.log import Issue
 from echelon.rehearsal.memory import GATHERED, GRADIENTS, OPTIMIZER, PARAMETERS
+from echelon.rehearsal.order import Issue
 from echelon.rehearsal.rank import RankRehearsal, rehearse_rank
 from echelon.rehearsal.run import on_nccl
 from tests.rehearsal.engine_targets import (

@@ -6,8 +6,7 @@ import pytest
 
 from echelon.core.errors import ProofFailed
 from echelon.core.rulebook.planner import REHEARSE_DEADLOCK
-from echelon.rehearsal.result import RehearsalFault
-from echelon.rehearsal.run import rehearse
+from echelon.rehearsal.run import RehearsalFault, rehearse
 from tests.rehearsal.test_run import plan_of
 
 

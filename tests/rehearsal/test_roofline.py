@@ -9,7 +9,7 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.core.plan import Plan
-from echelon.cost.peak.pipeline import with_few_microbatches
+from echelon.cost.peak.rank_peak import with_few_microbatches
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
 from echelon.cost.seconds.kernels import kernel_seconds
 from echelon.planner.predict.estimate import estimate_plan

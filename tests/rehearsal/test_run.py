@@ -7,7 +7,7 @@ import pytest
 from echelon.config.load import load_job
 from echelon.core.plan import Plan
 from echelon.cost.bytes.sent import bytes_sent_by_axis
-from echelon.cost.peak.pipeline import with_few_microbatches
+from echelon.cost.peak.rank_peak import with_few_microbatches
 from echelon.rehearsal.run import on_nccl, rehearse
 from tests.proof.run.collectives import summed
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from echelon.core.errors import ProofFailed
-from echelon.rehearsal.log import HostRead, RankLog
+from echelon.rehearsal.order import HostRead, RankLog
 from echelon.rehearsal.shapes import META, ShapesOnly
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from echelon.schedule.action import Action, ActionKind
 from echelon.schedule.build import SCHEDULES, build_schedule
 from echelon.schedule.deadlock import send_window
-from echelon.schedule.forward import forward_only
+from echelon.schedule.from_plan import forward_only
 from echelon.schedule.messages import ScheduleMessages, run_action_lists
 from echelon.schedule.simulate import Durations, simulate
 from tests.schedule.examples import runnable_schedules, schedule_of

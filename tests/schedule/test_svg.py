@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from echelon.core.event import Event
 from echelon.schedule.action import Schedule
 from echelon.schedule.build import build_schedule
+from echelon.schedule.draw import panels_svg, ticks, timeline_svg
 from echelon.schedule.simulate import Durations, simulate
-from echelon.schedule.svg import panels_svg, ticks, timeline_svg
 from tests.schedule.examples import mirrored_schedules, schedule_of
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"

@@ -13,7 +13,7 @@ from echelon.core.plan import Optimizer, Plan, Recompute, Zero
 from echelon.launch.local.supervisor import RankPool
 from echelon.models.batch import TokenBatch
 from echelon.schedule.build import build_schedule
-from echelon.schedule.forward import forward_only
+from echelon.schedule.from_plan import forward_only
 from echelon.training.steps.part import StepResult
 from tests.parallel import targets
 from tests.parallel.layouts import ADAMW, GPT2, NANO, QWEN, plan_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from echelon.models.decoder import Decoder
-from echelon.training.generate import continue_tokens
+from echelon.training.whole_run import continue_tokens
 from tests.parallel.layouts import NANO
 
 END = 36

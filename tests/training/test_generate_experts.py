@@ -19,7 +19,7 @@ from echelon.training.checkpoint.identity import RunIdentity
 from echelon.training.checkpoint.index import PARAMETERS, read_index
 from echelon.training.checkpoint.load import load_checkpoint
 from echelon.training.engine import TrainEngine
-from echelon.training.generate import continue_tokens, load_decoder
+from echelon.training.whole_run import continue_tokens, load_decoder
 from tests.parallel.one_device import make_rows
 from tests.training.engine_targets import batches_of
 from tests.training.small_runs import checkpoint_of, small_data, small_job, train, whole_state

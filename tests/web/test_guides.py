@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from echelon.config.load import load_job
-from echelon.handbook.guides.comparison import advise
+from echelon.handbook.guides.practices import advise
 from echelon.handbook.guides.situation import PlanSituation
 from echelon.handbook.guides.trees import TREES
-from echelon.page.explorer.run_file import run_text
+from echelon.page.explorer.controls import run_text
 from tests.page.explorer.random_controls import legal_settings, tables
 from web.formulas.guides import guide_ways
 

@@ -16,8 +16,8 @@ from echelon.core.plan import RecomputePolicy
 from echelon.cost.bytes.model_sizes import StatePrecision
 from echelon.cost.inputs.cost_inputs import CostInputs
 from echelon.cost.seconds.from_plan import model_numbers_from_shape
+from echelon.handbook.guides.practices import SIZE_GUIDE, rows_for
 from echelon.handbook.guides.situation import Situation
-from echelon.handbook.guides.sizes import SIZE_GUIDE, rows_for
 from echelon.handbook.guides.strategy import Strategy
 from echelon.handbook.guides.trees import TREES
 from echelon.page.explorer.controls import PRECISIONS, Controls, Record

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.api.planning import ranks_of
 from echelon.config.load import load_job
-from echelon.config.rules.plan import require_trainable
+from echelon.config.rules.finders import require_trainable
 from echelon.core.choices.strategies import STRATEGIES, why_no_strategy
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.messages.names import names_within
@@ -21,7 +21,7 @@ from echelon.core.rulebook.config import BAD_ARGUMENT
 
 if TYPE_CHECKING:
     from echelon.planner.explain.compare import PlanComparison
-    from echelon.proof.deviations import Prover, StrategyDeviation
+    from echelon.proof.verdict import Prover, StrategyDeviation
 
 FEWEST_RANKS = 2
 """Ranks of a strategy: one splits nothing."""
@@ -96,7 +96,7 @@ def _plan_or_refusal(
 
 def _deviations(plans: Mapping[str, Plan | ConfigError]) -> Iterator[StrategyDeviation]:
     """Yield how each plan fares, on ranks that all of them share."""
-    from echelon.proof.deviations import StrategyDeviation, deviation_of
+    from echelon.proof.verdict import StrategyDeviation, deviation_of
 
     # One pool serves all: parameter servers are ranks beside those of a strategy.
     every = [plan for plan in plans.values() if isinstance(plan, Plan)]

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from echelon.core.event import EventSink
-    from echelon.parallel.threads.arguments import Place
-    from echelon.parallel.threads.module import ThreadedModule
+    from echelon.parallel.threads.module import Place, ThreadedModule
 
 WORDS = {
     "unused": ("error", "zero"),
@@ -166,8 +165,7 @@ def threaded(
     from echelon.core.optional import optional_package
 
     optional_package("torch", extra="train", purpose="replicas on threads")
-    from echelon.parallel.threads.arguments import devices_of, require_cut
-    from echelon.parallel.threads.module import ThreadedModule
+    from echelon.parallel.threads.module import ThreadedModule, devices_of, require_cut
 
     found = devices_of(module, replicas, devices)
     require_cut(module, dim, whole)

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from echelon.api.given_plan import GivenPlan, plan_from_given
-from echelon.config.files.program import require_subject
 from echelon.config.load import load_job
-from echelon.config.rules.plan import require_trainable
+from echelon.config.reading import require_subject
+from echelon.config.rules.finders import require_trainable
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.optional import optional_package, require_package
 from echelon.core.plan import Plan
@@ -302,7 +302,7 @@ def prove(
     plan = plan_from_given(plan)
     if independent:
         optional_package("torch", extra="train", purpose="proving a plan")
-        from echelon.proof.independent.naming import independent_pass
+        from echelon.proof.independent.comparison import independent_pass
         from echelon.proof.independent.optimizers import require_formula
 
         require_formula(plan.mathematics.optimizer)
@@ -341,7 +341,7 @@ def ranks_of(plan: Plan, subject: str | None) -> Iterator[RankRunner]:
     require_trainable(plan)
     if subject is not None:
         require_subject(subject)
-    from echelon.config.rules.plan import require_offload_dir
+    from echelon.config.rules.finders import require_offload_dir
     from echelon.launch.local.supervisor import RankPool
     from echelon.launch.room import require_kernels
     from echelon.launch.root_cause import RankFailure

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.api.training import TrainResult
 from echelon.core.plan import Plan
-from echelon.page.drawn.files import FigureFiles
+from echelon.page.drawn.document import FigureFiles
 from echelon.page.explorer.document import CLUSTER, MODEL, explorer_page
 from echelon.page.html import write_page
 from echelon.planner.answer.answer import PlanAnswer
@@ -18,7 +18,7 @@ from echelon.planner.view.document import PageDocument
 
 if TYPE_CHECKING:
     from echelon.proof.verdict import Proof
-    from echelon.rehearsal.result import Rehearsal
+    from echelon.rehearsal.run import Rehearsal
 
 Reported: TypeAlias = "GivenPlan | Proof | Rehearsal | PlanComparison | TrainResult | str | Path"
 """What has a page: a text or a path is the folder of a run."""
@@ -67,7 +67,7 @@ def _page_of_ranks(found: GivenPlan | Proof | Rehearsal) -> PageDocument:
     from echelon.page.documents.proof import proof_page
     from echelon.page.documents.rehearsal import rehearsal_page
     from echelon.proof.verdict import Proof
-    from echelon.rehearsal.result import Rehearsal
+    from echelon.rehearsal.run import Rehearsal
 
     if isinstance(found, Proof):
         return proof_page(found.to_json())

@@ -13,7 +13,7 @@ from echelon.core.disk import disk_errors, flush_folder, write_durably
 from echelon.core.errors import CheckpointError, DataError, Problem
 from echelon.core.rulebook.data import DATA_ANSWERS_COUNTED, DATA_FILLS_BATCH
 from echelon.core.rulebook.run import RESUME_WITHIN_STEPS
-from echelon.core.settings.data_mixture import sources_of
+from echelon.core.settings.list_types import sources_of
 from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.held import stored_bytes
 from echelon.launch.gpus import gpu_environment

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from echelon.api.given_plan import GivenPlan, plan_from_given
-from echelon.config.files.program import (
+from echelon.config.reading import (
     DEVICE_FUNCTION,
     RANK_FUNCTION,
     require_module,
@@ -25,7 +25,7 @@ from echelon.layout.islands import without_losses
 if TYPE_CHECKING:
     from echelon.proof.bisect.verdict import Bisection
     from echelon.proof.verdict import SubjectProof
-    from echelon.rehearsal.result import Rehearsal
+    from echelon.rehearsal.run import Rehearsal
 
 RANK_LIMIT_S = 300.0
 """How long the ranks of one precision may take: frameworks are imported in this time too."""

@@ -22,11 +22,17 @@ from cyclopts.exceptions import (
     UnusedCliTokensError,
 )
 
-from echelon.cli.output import give_up, print_error, print_error_json, stdout_refuses
-from echelon.cli.stderr import loudness, split_loudness
+from echelon.cli.output import (
+    give_up,
+    loudness,
+    print_error,
+    print_error_json,
+    split_loudness,
+    stdout_refuses,
+)
 from echelon.core.errors import ConfigError, EchelonError, Problem
+from echelon.core.messages.names import SYNONYMS
 from echelon.core.messages.notes import NOTES
-from echelon.core.messages.synonyms import SYNONYMS
 from echelon.core.rulebook import config as command_line
 from echelon.core.rules import did_you_mean
 from echelon.core.version import __version__
@@ -59,9 +65,9 @@ COMMANDS = {
         "Write trained weights for transformers, vLLM, DeepSpeed and others.",
     ),
     "compare": ("echelon.cli.compare:compare", "Show what differs between two plans."),
-    "plan": ("echelon.cli.plan.command:plan", "Check a run; show what its ranks hold and send."),
+    "plan": ("echelon.cli.plan:plan", "Check a run; show what its ranks hold and send."),
     "explore": (
-        "echelon.cli.explore:explore",
+        "echelon.cli.plan:explore",
         "Write a page in which a plan follows its controls.",
     ),
     "prove": ("echelon.cli.prove:prove", "Prove that a plan computes what one device computes."),
@@ -121,7 +127,7 @@ LOUDNESS_FLAGS = {
         "-v",
     ): "Print also files read, origins of settings, seconds, and where it failed.",
 }
-"""Flags that `cli/stderr.py` takes out of every command."""
+"""Flags that `cli/output.py` takes out of every command."""
 
 FLAGS_OF_ALL = ("--help", "--version", *(long for long, _ in LOUDNESS_FLAGS))
 """Flags that need no command."""

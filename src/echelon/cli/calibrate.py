@@ -15,9 +15,8 @@ from echelon.api.calibrating.machine import MachineCalibration, calibrate_machin
 from echelon.api.calibrating.merge import MergedCalibration, merge_calibrations
 from echelon.api.calibrating.run import RunCalibration, calibrate_model, calibrate_run
 from echelon.cli.flags import Json, Settings
-from echelon.cli.output import WIDEST, page_columns, print_result
-from echelon.cli.stderr import note, working
-from echelon.config.files.times_file import TimesFile
+from echelon.cli.output import WIDEST, note, page_columns, print_result, working
+from echelon.config.files.measurements import TimesFile
 from echelon.config.reading import is_folder
 from echelon.config.setting_layers import preset_meant
 from echelon.core.cluster import Cluster, Device, Efficiency, Link

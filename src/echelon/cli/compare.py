@@ -16,11 +16,9 @@ from cyclopts import Parameter
 
 from echelon.api.comparing import compare as compare_runs
 from echelon.api.comparing import compare_strategies
-from echelon.cli.flags import Json, Settings, bad_argument
+from echelon.cli.flags import REPORT, Json, ReportNames, Settings, WrittenFiles, bad_argument
 from echelon.cli.other_tools import AnyRun
-from echelon.cli.output import page_columns, print_result
-from echelon.cli.stderr import note, working
-from echelon.cli.written_files import REPORT, ReportNames, WrittenFiles
+from echelon.cli.output import note, page_columns, print_result, working
 from echelon.core.choices.strategies import STRATEGIES
 from echelon.core.settings.value_types import toml_text
 from echelon.page.documents.comparison import (
@@ -33,7 +31,7 @@ from echelon.planner.explain.compare import PlanComparison
 from echelon.planner.view.text_layout import WIDTH, fit_page, section_text, table
 
 if TYPE_CHECKING:
-    from echelon.proof.deviations import StrategyDeviation
+    from echelon.proof.verdict import StrategyDeviation
 
 WIDEST_VALUE = 22  # columns of a value on a page of 80
 
@@ -163,7 +161,7 @@ def compare_with_one_process(
     note(f"proving {', '.join(chosen)} of {run} on {ranks} ranks beside one process ...")
     with working("comparing", lines=not as_json):
         found = compare_strategies(run, chosen, ranks=ranks, settings=settings)
-    from echelon.proof.deviations import all_hold
+    from echelon.proof.verdict import all_hold
 
     columns = page_columns()
     print_result(

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json, read_bytes
-from echelon.cli.output import print_json, print_result
-from echelon.cli.stderr import note, working
+from echelon.cli.output import note, print_json, print_result, working
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.messages.plurals import in_singular
 from echelon.core.units import binary_bytes, short_count

@@ -10,8 +10,8 @@ from echelon.api.generating import generate
 from echelon.api.planning import prove
 from echelon.api.training import TrainResult, train_job
 from echelon.cli.flags import Settings
+from echelon.cli.output import note
 from echelon.cli.prove import PROOF_FILE, proof_text
-from echelon.cli.stderr import note
 from echelon.config.job import Job
 from echelon.config.load import load_job
 from echelon.core.errors import EXIT_STOPPED_WITH_CHECKPOINT

@@ -11,8 +11,7 @@ from cyclopts import Parameter
 
 from echelon.api.generating import Generated, generate_texts
 from echelon.cli.flags import Json, Overcommit, Settings, bad_argument
-from echelon.cli.output import print_result
-from echelon.cli.stderr import note
+from echelon.cli.output import note, print_result
 from echelon.config.generation import Request, Sampling
 from echelon.launch.stop import EXIT_INTERRUPTED
 

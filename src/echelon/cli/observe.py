@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from shutil import get_terminal_size
@@ -16,19 +16,25 @@ from cyclopts import Parameter
 
 from echelon.api.observing import mirror_run, observe_experts, observe_schedule
 from echelon.api.observing import observe as observe_run
-from echelon.cli.flags import OUT, Json, argument_problem, bad_argument
-from echelon.cli.output import WIDEST, page_columns, print_result
-from echelon.cli.stderr import note
-from echelon.cli.written_files import DRAWING, REPORT, Names, WrittenFiles
+from echelon.cli.flags import (
+    DRAWING,
+    OUT,
+    REPORT,
+    Json,
+    Names,
+    WrittenFiles,
+    argument_problem,
+    bad_argument,
+)
+from echelon.cli.output import WIDEST, note, page_columns, print_result
 from echelon.config.files.new_file import write_new
 from echelon.core.choices.trackers import TRACKERS
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.rules import did_you_mean
-from echelon.core.units import binary_bytes, short_count
+from echelon.core.units import binary_bytes
+from echelon.page.documents.run import listed, milliseconds, run_facts, run_page, steps_text
 from echelon.planner.view.text_layout import fit_page, table
-from echelon.schedule.draw import draw_timeline
-from echelon.schedule.svg import panels_svg
-from echelon.telemetry.bound import Bound, StepBound
+from echelon.schedule.draw import draw_timeline, panels_svg
 from echelon.telemetry.bubble import Bubble, IdleCause
 from echelon.telemetry.live import ASCII, UNICODE, RunFollower
 from echelon.telemetry.routing import ExpertHotspots, RecordedLoad
@@ -36,7 +42,6 @@ from echelon.telemetry.schedule_report import TimelineReport
 from echelon.telemetry.summary import RunSummary
 from echelon.telemetry.timeline import MEASURED, PLANNED, Timeline, trace_path
 
-_NOTES_SHOWN = 8  # notes
 _PIPED = 100  # columns of a drawing that no terminal shows
 
 _SHOWN = 16
@@ -99,8 +104,6 @@ def observe(
         return mirror_in(run, mirror, json)
     files = WrittenFiles.read(out, (DRAWING, *REPORT) if schedule else REPORT)
     if files.has_report:
-        from echelon.page.documents.run import run_page
-
         files.write_report(run_page(run))
     if serve:
         return _serve(run)
@@ -138,7 +141,6 @@ def _serve(run: Path) -> int:
     from threading import Event as Signal
 
     from echelon.launch.stop import stop_request
-    from echelon.page.documents.run import run_page
     from echelon.page.serve import served_run
 
     run_page(run)  # What cannot be shown is refused before anything listens.
@@ -157,7 +159,7 @@ def report_text(report: TimelineReport, *, width: int = _PIPED, columns: int = W
     Drawings have `width` columns, what is written has `columns` at most.
     """
     plan, pipe = report.plan, report.planned[0].pipeline
-    drawn = "" if len(report.planned) == 1 else f"; drawn: ranks {_list(pipe.ranks)}"
+    drawn = "" if len(report.planned) == 1 else f"; drawn: ranks {listed(pipe.ranks)}"
     lines = [
         f"{report.run.name}: {pipe.schedule.name} on {plan.mesh.pp} pipeline ranks, "
         f"{pipe.schedule.num_microbatches} microbatches{drawn}",
@@ -176,7 +178,11 @@ def report_text(report: TimelineReport, *, width: int = _PIPED, columns: int = W
 def bubble_table(bubble: Bubble, *, num_shown: int, columns: int = WIDEST) -> str:
     """Return milliseconds by cause of the first ranks, and the share of each in all ranks' time."""
     rows: list[tuple[str, ...]] = [
-        (f"rank {rank.rank}", _ms(rank.busy_s), *(_ms(rank.idle_s[cause]) for cause in IdleCause))
+        (
+            f"rank {rank.rank}",
+            milliseconds(rank.busy_s),
+            *(milliseconds(rank.idle_s[cause]) for cause in IdleCause),
+        )
         for rank in bubble.ranks[:num_shown]
     ]
     busy = bubble.busy_s / bubble.rank_s if bubble.rank_s else 0.0
@@ -204,7 +210,7 @@ def report_json(report: TimelineReport) -> dict[str, object]:
 
 
 def _panels(report: TimelineReport) -> Iterator[tuple[str, str, Timeline, Bubble]]:
-    times = f"the medians of {_steps(report)}"
+    times = f"the medians of {steps_text(sorted(report.measured))}"
     yield "planned", f"simulated with {times}", report.planned[0], report.planned_bubble
     measured = report.measured[report.step][0]
     yield "measured", f"step {report.step}", measured, report.measured_bubble
@@ -213,20 +219,13 @@ def _panels(report: TimelineReport) -> Iterator[tuple[str, str, Timeline, Bubble
 def _closing(report: TimelineReport) -> list[str]:
     shown, ranks = len(report.planned) * report.plan.mesh.pp, report.plan.mesh.world_size
     some = "" if shown == ranks else f"; {shown} of {ranks} ranks were looked at"
+    measured, simulated = milliseconds(report.measured_s), milliseconds(report.simulated_s)
     return [
-        f"step      {_ms(report.measured_s)} ms measured, {_ms(report.simulated_s)} ms simulated; "
-        f"median of {_steps(report)} / simulated = {report.ratio:.3f}{some}",
+        f"step      {measured} ms measured, {simulated} ms simulated; median of "
+        f"{steps_text(sorted(report.measured))} / simulated = {report.ratio:.3f}{some}",
         f"clocks    aligned by messages, to +- {1e3 * report.clocks.uncertainty_s:.2f} ms",
         f"traces    {report.run / 'traces'}: open them at ui.perfetto.dev",
     ]
-
-
-def _steps(report: TimelineReport) -> str:
-    return _steps_text(sorted(report.measured))
-
-
-def _steps_text(numbers: Sequence[int]) -> str:
-    return f"step {numbers[0]}" if len(numbers) == 1 else f"steps {_list([*numbers])}"
 
 
 def _bubble_json(bubble: Bubble) -> dict[str, object]:
@@ -260,83 +259,7 @@ def _require_fitting_flags(schedule: bool, experts: bool, step: int | None) -> N
 
 def summary_text(summary: RunSummary) -> str:
     """Return what became of a run, one fact to a line."""
-    facts = [
-        ("run", f"{summary.name}, plan {summary.plan_hash}"),
-        ("steps", f"{summary.steps} of {summary.total_steps}"),
-    ]
-    if summary.starts > 1:
-        facts.append(("started", f"{summary.starts} times"))
-    if summary.first_loss is not None and summary.last_loss is not None:
-        facts.append(("loss", f"{summary.first_loss:.4f} -> {summary.last_loss:.4f}"))
-    if summary.num_validations == 1:
-        facts.append(("validation", f"{summary.last_validation:.4f}"))
-    elif summary.first_validation is not None and summary.last_validation is not None:
-        both = f"{summary.first_validation:.4f} -> {summary.last_validation:.4f}"
-        facts.append(("validation", both))
-    if summary.first_imbalance is not None and summary.last_imbalance is not None:
-        both = f"{summary.first_imbalance:.2f}x -> {summary.last_imbalance:.2f}x"
-        dropped = 100 * (summary.dropped_share or 0.0)
-        facts.append(("experts", f"imbalance {both} (worst layer), {dropped:.1f} % dropped"))
-    for one in summary.staleness:
-        counts = ", ".join(f"{stale} x {count}" for stale, count in one.histogram.items())
-        facts.append(
-            (f"worker {one.worker}", f"staleness x gradients: {counts}; {one.mean:.2f} in the mean")
-            if one.num_applied
-            else (f"worker {one.worker}", "no gradient was applied, or there are no events")
-        )
-    facts += _round_facts(summary)
-    if summary.step_s is not None and summary.tokens_per_s is not None:
-        rate = short_count(summary.tokens_per_s)
-        facts.append(("step", f"{_ms(summary.step_s)} ms, {rate} tokens/s (medians)"))
-    if summary.bound is not None:
-        facts += _bound_facts(summary.bound)
-    if summary.recorded:
-        facts.append(("events", summary.recorded))
-    if summary.peak_bytes is not None:
-        facts.append(("memory", f"{binary_bytes(summary.peak_bytes)} at most on a rank"))
-    if summary.checkpoints:
-        facts.append(("checkpoints", _list(summary.checkpoints)))
-    return "".join(f"{name:<12}{text}\n" for name, text in facts)
-
-
-def _round_facts(summary: RunSummary) -> list[tuple[str, str]]:
-    """Return how islands met, and which workers or islands were lost and came back."""
-    facts: list[tuple[str, str]] = []
-    if (rounds := summary.rounds) is not None:
-        told = (
-            f"{rounds.rounds} of {rounds.every} steps; rank 0 sent {rounds.mean_bytes:,.0f} bytes"
-        )
-        planned = f"({rounds.planned_bytes:,.0f} by the formulas)"
-        facts.append(("rounds", f"{told} over dp_replicate in a mean step {planned}"))
-        if rounds.short_rounds:
-            fewer = f"{rounds.short_rounds} with fewer than {rounds.islands} islands"
-            facts.append(("", f"{fewer}, {rounds.fewest} at the least"))
-    facts += [("mirror", one.says()) for one in summary.mirrors]
-    facts += [("note", text) for text in summary.notes[:_NOTES_SHOWN]]
-    if (more := len(summary.notes) - _NOTES_SHOWN) > 0:
-        facts.append(("", f"and {more} more notes in metrics.jsonl"))
-    return facts
-
-
-def _bound_facts(bound: StepBound) -> list[tuple[str, str]]:
-    """Return what binds, by how much, and the milliseconds of a step by what they went to."""
-    first, second = bound.binds, bound.second
-    ahead = f"{100 * bound.share(bound.margin_s):.1f} points more than {second.value}"
-    parts = ", ".join(f"{one.value} {_ms(bound.seconds[one])}" for one in Bound)
-    waits = ", ".join(f"{axis} {_ms(seconds)}" for axis, seconds in bound.waits_s.items())
-    found = [
-        ("bound by", f"{first.value}: {100 * bound.share(bound.seconds[first]):.1f} %, {ahead}"),
-        ("", f"{parts} ms of a rank's step (medians of {_steps_text(bound.steps)})"),
-    ]
-    return [*found, ("waits", f"{waits} ms by axis")] if waits else found
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.2f}"
-
-
-def _list(numbers: tuple[int, ...] | list[int]) -> str:
-    return ", ".join(str(number) for number in numbers)
+    return "".join(f"{name:<12}{text}\n" for name, text in run_facts(summary))
 
 
 def show_experts(run: Path, step: int | None, json: bool) -> int:

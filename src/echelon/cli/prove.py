@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from echelon.cli.flags import Json, Settings, bad_argument
-from echelon.cli.output import WIDEST, page_columns, print_result
-from echelon.cli.stderr import note, working
-from echelon.cli.written_files import REPORT, ReportNames, WrittenFiles
+from echelon.cli.flags import REPORT, Json, ReportNames, Settings, WrittenFiles, bad_argument
+from echelon.cli.output import WIDEST, note, page_columns, print_result, working
 from echelon.planner.view.text_layout import fill_text, fit_page, table
 
 if TYPE_CHECKING:
@@ -101,14 +100,14 @@ class _Extras:
 def _prove_run(
     run: str, settings: Sequence[str], subject: str | None, extras: _Extras, *, as_json: bool
 ) -> int:
-    from echelon.config.files.program import require_subject
+    from echelon.config.reading import require_subject
 
     if subject is not None:
         require_subject(subject)
     from echelon.api.planning import bisect as bisect_plan
     from echelon.api.planning import prove as prove_plan
     from echelon.config.load import load_job
-    from echelon.config.rules.plan import require_trainable, require_yes_to_assumed
+    from echelon.config.rules.finders import require_trainable, require_yes_to_assumed
     from echelon.launch.host import require_memory_for_ranks
     from echelon.telemetry.run_directory import RunDirectory
 
@@ -128,17 +127,32 @@ def _prove_run(
         proof = prove_plan(plan, subject=subject, independent=extras.independent, late=extras.late)
     if is_run and not settings and subject is None:
         proof.write(folder.path / PROOF_FILE)
-    values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
     if extras.files.has_report:
         from echelon.page.documents.proof import proof_page
 
         extras.files.write_report(proof_page(proof.to_json()))
+    smallest = partial(bisect_plan, plan, subject=subject, late=extras.late)
+    return _conclude(
+        proof, "run", proof_text, bisect=smallest if extras.bisect else None, as_json=as_json
+    )
+
+
+def _conclude(
+    proof: Proof | SubjectProof,
+    kind: Literal["run", "program"],
+    to_text: Callable[..., str],
+    *,
+    bisect: Callable[[], Bisection | None] | None = None,
+    as_json: bool,
+) -> int:
+    """Print a proof and, where it fails, the smallest run that fails so; return the exit code."""
     columns = page_columns(WIDEST)
-    text = proof_text(proof, columns=columns)
-    if extras.bisect and not proof.proven:
-        note("looking for the smallest run that fails so ...")
+    values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
+    text = to_text(proof, columns=columns)
+    if bisect is not None and not proof.proven:
+        note(f"looking for the smallest {kind} that fails so ...")
         with working("bisecting", lines=not as_json):
-            found = bisect_plan(plan, subject=subject, late=extras.late)
+            found = bisect()
         values["bisection"] = found and found.to_json()
         text += f"\n{bisection_text(found, columns=columns)}" if found else ""
     print_result("prove", lambda: values, lambda: text, as_json=as_json)
@@ -148,7 +162,7 @@ def _prove_run(
 
 
 def _prove_module(module: str, run: str, settings: Sequence[str], *, as_json: bool) -> int:
-    from echelon.config.files.program import require_module
+    from echelon.config.reading import require_module
 
     require_module(module)
     from echelon.api.planning import plan as make_plan
@@ -158,17 +172,12 @@ def _prove_module(module: str, run: str, settings: Sequence[str], *, as_json: bo
     note(f"proving {module} on {plan.mesh.world_size} ranks beside one process ...")
     with working("proving", lines=not as_json):
         proof = prove_module(module, plan)
-    values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
-    text = subject_text(proof, columns=page_columns(WIDEST))
-    print_result("prove", lambda: values, lambda: text, as_json=as_json)
-    if not as_json:
-        proof.require()
-    return 0 if proof.proven else 1
+    return _conclude(proof, "program", subject_text, as_json=as_json)
 
 
 def _prove_file(subject: str, ranks: int | None, *, bisect: bool, as_json: bool) -> int:
     from echelon.api.verifying import bisect_program, verify
-    from echelon.config.files.program import (
+    from echelon.config.reading import (
         DEVICE_FUNCTION,
         RANK_FUNCTION,
         require_program,
@@ -181,20 +190,10 @@ def _prove_file(subject: str, ranks: int | None, *, bisect: bool, as_json: bool)
     note(f"proving {subject} beside one device ...")
     with working("proving", lines=not as_json):
         proof = verify(subject, ranks=ranks)
-    if is_first_rank():
-        values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
-        columns = page_columns(WIDEST)
-        text = subject_text(proof, columns=columns)
-        if bisect and not proof.proven:
-            note("looking for the smallest program that fails so ...")
-            with working("bisecting", lines=not as_json):
-                found = bisect_program(subject, ranks=ranks)
-            values["bisection"] = found and found.to_json()
-            text += f"\n{bisection_text(found, columns=columns)}" if found else ""
-        print_result("prove", lambda: values, lambda: text, as_json=as_json)
-        if not as_json:
-            proof.require()
-    return 0 if proof.proven else 1
+    if not is_first_rank():
+        return 0 if proof.proven else 1
+    smallest = partial(bisect_program, subject, ranks=ranks) if bisect else None
+    return _conclude(proof, "program", subject_text, bisect=smallest, as_json=as_json)
 
 
 def proof_text(proof: Proof, *, columns: int = WIDEST) -> str:

@@ -11,19 +11,27 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from echelon.cli.flags import OUT, Json, Settings, bad_argument
+from echelon.cli.flags import (
+    OUT,
+    REHEARSAL,
+    REPORT,
+    TRACES,
+    Json,
+    Names,
+    Settings,
+    WrittenFiles,
+    bad_argument,
+)
 from echelon.cli.other_tools import AnyRun
-from echelon.cli.output import page_columns, print_result
-from echelon.cli.stderr import note, working
-from echelon.cli.written_files import REHEARSAL, REPORT, TRACES, Names, WrittenFiles
+from echelon.cli.output import note, page_columns, print_result, working
 from echelon.config.files.new_file import write_new
-from echelon.core.units import binary_bytes, decimal_bytes, short_count
-from echelon.planner.view.text_layout import fit_page, table
+from echelon.core.units import binary_bytes, decimal_bytes
+from echelon.page.documents.rehearsal import rehearsal_page, roofline_sections, work_section
+from echelon.planner.view.text_layout import fit_page, section_text, table
 
 if TYPE_CHECKING:
     from echelon.rehearsal.rank import RankRehearsal
-    from echelon.rehearsal.result import Rehearsal
-    from echelon.rehearsal.roofline import Roofline
+    from echelon.rehearsal.run import Rehearsal
 
 REHEARSAL_FILE = "rehearsal.json"
 
@@ -31,8 +39,6 @@ MOST_RANKS = 8
 """Ranks whose memory is a row of the page: those with the highest peaks."""
 MOST_KERNELS = 6
 """Kernels that are named: those that move most bytes."""
-MOST_SECONDS = 5
-"""Kernels that are named: those that take longest."""
 
 
 def rehearse(
@@ -90,8 +96,6 @@ def rehearse(
     if (file := wanted.get(REHEARSAL)) is not None:
         write_new(file, text, key=OUT)
     if wanted.has_report:
-        from echelon.page.documents.rehearsal import rehearsal_page
-
         wanted.write_report(rehearsal_page(found.to_json()))
     columns = page_columns()
     print_result(
@@ -127,10 +131,11 @@ def _parts(found: Rehearsal, columns: int) -> Iterator[str]:
         f"{plan.num_microbatches:,}{few} microbatches"
     )
     yield _memory(found, columns)
-    yield f"The fullest rank, {found.fullest.rank}, in a step:\n\n{_work(found.fullest, columns)}"
+    values = found.to_json()
+    fullest = next(one for one in values["ranks"] if one["rank"] == found.fullest.rank)
+    yield section_text(work_section(fullest), columns=columns)
     yield f"What moves most bytes on it:\n\n{_kernels(found.fullest, columns)}"
-    if found.roofline is not None:
-        yield _roofline(found.roofline, columns)
+    yield from (section_text(one, columns=columns) for one in roofline_sections(values))
     if found.holds:
         yield (
             f"holds: {found.num_operations:,} operations have one order, are equal on all members "
@@ -155,47 +160,6 @@ def _memory(found: Rehearsal, columns: int) -> str:
         for one in fullest
     ]
     return table(("rank", "", "held", "peak", "planned peak", "plan off by"), rows, columns)
-
-
-def _work(rank: RankRehearsal, columns: int) -> str:
-    rows = [
-        (
-            task or "outside of actions",
-            f"{work.kernels:,}",
-            decimal_bytes(work.bytes),
-            short_count(work.flops),
-        )
-        for task, work in rank.work.items()
-    ]
-    sent = ", ".join(f"{axis} {decimal_bytes(count)}" for axis, count in rank.sent.items())
-    shown = table(("action", "kernels", "bytes moved", "FLOPs"), rows, columns)
-    return f"{shown}\n\nbytes sent by axis: {sent or 'none'}"
-
-
-def _roofline(found: Roofline, columns: int) -> str:
-    """Return the seconds of the counted work, what binds, and the kernels that take longest."""
-    shares = ", ".join(
-        f"{name} {100 * found.share(name):.0f} %"
-        for name, seconds in sorted(found.seconds.items(), key=lambda one: -one[1])
-        if seconds > 0.005 * found.step_s
-    )
-    rows = [
-        (
-            one.name,
-            f"{one.times:,}",
-            f"{one.seconds:.4g}",
-            f"{100 * one.seconds / found.step_s:.1f} %",
-            one.binds,
-        )
-        for one in found.kernels[:MOST_SECONDS]
-    ]
-    longest = table(("kernel", "times", "seconds", "of the step", "bound by"), rows, columns)
-    return (
-        f"The counted work at the rates of {found.device}, with nothing lost between kernels, "
-        f"takes {found.step_s:.4g} s a step: MFU {100 * found.mfu:.1f} (full attention). The plan "
-        f"predicts {found.planned_s:.4g} s, {found.planned_ratio:.2f} times as long: MFU "
-        f"{100 * found.planned_mfu:.1f}.\n\nbound by: {shares}\n\n{longest}"
-    )
 
 
 def _kernels(rank: RankRehearsal, columns: int) -> str:

@@ -11,8 +11,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json, Settings, bad_argument, require_run_file
-from echelon.cli.output import WIDEST, page_columns, print_json, print_result
-from echelon.cli.stderr import note
+from echelon.cli.output import WIDEST, note, page_columns, print_json, print_result
 from echelon.config.cluster.file import cluster_toml
 from echelon.config.cluster.settings import read_typed_cluster, typed_cluster
 from echelon.config.files.new_file import write_new

@@ -17,8 +17,7 @@ from echelon.api.training import (
     train_job,
 )
 from echelon.cli.flags import Json, Overcommit, RunFile, Settings
-from echelon.cli.output import print_result
-from echelon.cli.stderr import note
+from echelon.cli.output import note, print_result
 from echelon.config.job import Job
 from echelon.config.load import load_job
 from echelon.core.errors import EXIT_STOPPED_WITH_CHECKPOINT

@@ -25,7 +25,7 @@ from echelon.config.derived.pipeline import (
     schedule_file,
     stages_per_rank,
 )
-from echelon.config.files.times_file import unit_times
+from echelon.config.files.measurements import unit_times
 from echelon.config.job import Job
 from echelon.config.model.settings import build_model
 from echelon.config.view import View, mesh_of, record
@@ -172,19 +172,12 @@ def default_tensor_overlap(cluster: Cluster, tp: int) -> tuple[TensorOverlapKind
 
 def read_recompute(view: View) -> tuple[Recompute, dict[str, tuple[object, str]]]:
     """Return what is recomputed, and where operators come from that nobody has set."""
-    operators, derived = view.value("recompute.operators"), dict[str, tuple[object, str]]()
-    if operators == "auto" and view.word("recompute.policy") == "selective":
-        operators = cheap_operators(view)
-        derived["recompute.operators"] = list(operators), "derived: what takes next to no time"
-    elif operators == "auto":
-        operators = ()
-    found = record(
-        view,
-        Recompute,
-        "recompute",
-        operators=tuple(cast("Sequence[RecomputedOperator]", operators)),
-    )
-    return found, derived
+    found = record(view, Recompute, "recompute")
+    if view.value("recompute.operators") != "auto" or found.policy != "selective":
+        return found, {}
+    operators = cheap_operators(view)
+    source = "derived: what takes next to no time"
+    return replace(found, operators=operators), {"recompute.operators": (list(operators), source)}
 
 
 def cheap_operators(view: View) -> tuple[RecomputedOperator, ...]:

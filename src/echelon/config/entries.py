@@ -15,8 +15,8 @@ from typing import cast
 
 from echelon.config.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTINGS, tables
 from echelon.core.errors import Problem
+from echelon.core.messages.names import SYNONYMS
 from echelon.core.messages.removed_settings import REMOVED_SETTINGS, RemovedSetting
-from echelon.core.messages.synonyms import SYNONYMS
 from echelon.core.rulebook.config import (
     CONFLICTING_SETTINGS,
     REMOVED_SETTING,

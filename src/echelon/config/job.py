@@ -17,8 +17,7 @@ from echelon.core.choices.trackers import TRACKERS
 from echelon.core.plan import Plan
 from echelon.core.serialize import content_hash, from_json, to_json
 from echelon.core.settings.configured import Configured
-from echelon.core.settings.data_mixture import MixturePart
-from echelon.core.settings.list_types import NO_MIXTURE, ChoiceList, MixtureList
+from echelon.core.settings.list_types import NO_MIXTURE, ChoiceList, MixtureList, MixturePart
 from echelon.core.settings.value_types import (
     BYTES,
     EVERY,
@@ -77,7 +76,6 @@ class TrainSettings:
     """Say how long a run is and where it writes: `runs_dir`/`run_name`."""
 
     steps: Annotated[int, Configured("optimizer steps", default=1000)]
-    """Optimizer steps."""
     run_name: Annotated[
         str,
         Configured(
@@ -88,9 +86,7 @@ class TrainSettings:
             default="auto",
         ),
     ]
-    """The folder of the run."""
     runs_dir: Annotated[str, Configured("where run folders are made")] = "runs"
-    """Where folders of runs are made."""
     weights: Annotated[
         str, Configured("safetensors file or folder to start from", path=True, after="steps")
     ] = "none"
@@ -102,7 +98,6 @@ class TrainSettings:
             after="weights",
         ),
     ] = False
-    """Whether what the optimizer keeps, and the step, come from there, too."""
     adapters: Annotated[
         str,
         Configured("folder of PEFT's adapters to start from", path=True, after="weights_optimizer"),
@@ -111,11 +106,8 @@ class TrainSettings:
     validate_every: Annotated[
         int | Never, Configured("steps between validations; and at the end", EVERY)
     ] = "never"
-    """After so many steps, and after the last, the held-out part is read."""
     validation_batches: Annotated[int, Configured("global batches per validation")] = 8
-    """Global batches of it that are read."""
     step_timeout_s: Annotated[float, Configured("a longer step ends the run", SECONDS)] = 600.0
-    """A step that takes longer ends the run; seconds."""
     desync_after_s: Annotated[
         float,
         Configured(
@@ -123,7 +115,6 @@ class TrainSettings:
             SECONDS_OR_ZERO,
         ),
     ] = 10.0
-    """A wait for other ranks of so many seconds makes the calls of all ranks compared; 0 never."""
 
     def validates_after(self, num_steps: int) -> bool:
         """Return whether to validate when `num_steps` steps are done."""
@@ -166,7 +157,6 @@ class ObserveSettings:
     events_budget_bytes: Annotated[
         int, Configured("of the events of all ranks; a longer run keeps every k-th step", BYTES)
     ] = 50_000_000
-    """Most bytes of the events of all ranks; a longer run leaves steps out."""
     trackers: Annotated[
         tuple[str, ...],
         Configured(

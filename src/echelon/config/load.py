@@ -26,11 +26,10 @@ from echelon.config.automatic import (
     read_zero,
 )
 from echelon.config.cluster.settings import DEFAULT_CLUSTER, read_cluster
-from echelon.config.derived.collectives import read_collectives
 from echelon.config.derived.context import read_context
 from echelon.config.derived.experts import read_balance, read_expert_layout
 from echelon.config.derived.kernels import read_kernels
-from echelon.config.derived.replicas import read_local_sgd, read_updates
+from echelon.config.derived.replicas import read_collectives, read_local_sgd, read_updates
 from echelon.config.entries import DEFAULT, Entry
 from echelon.config.job import (
     CheckpointSettings,
@@ -200,7 +199,6 @@ def _build_job(view: View, cluster: Cluster) -> Job:
     derived.update(chosen)
     local, how = read_local_sgd(view)
     derived.update(how)
-    clip = view.entry("optimizer.clip_norm").value
     mathematics = Mathematics(
         model=model,
         global_sequences=view.integer("batch.global_sequences"),
@@ -214,13 +212,7 @@ def _build_job(view: View, cluster: Cluster) -> Job:
             fp8_gradients=gradients,
             int8_block=view.integer("zero.int8_block") if view.word("zero.gather") == "int8" else 0,
         ),
-        optimizer=record(
-            view,
-            Optimizer,
-            "optimizer",
-            total_steps=steps,
-            clip_norm=None if clip == "none" else clip,
-        ),
+        optimizer=record(view, Optimizer, "optimizer", total_steps=steps),
         balance=read_balance(view),
         local_sgd=local,
         updates=read_updates(view),
@@ -248,7 +240,7 @@ def _build_job(view: View, cluster: Cluster) -> Job:
         derived["zero.reshard_after_forward"] = "always" if reshards else "never", source
         zero = replace(zero, reshard_after_forward=reshards)
         plan = replace(plan, layout=replace(plan.layout, zero=zero))
-    log_every, trackers = view.value("observe.log_every"), view.value("observe.trackers")
+    log_every = view.value("observe.log_every")
     if log_every == "auto":
         log_every, source = default_log_every(steps)
         derived["observe.log_every"] = log_every, source
@@ -257,13 +249,7 @@ def _build_job(view: View, cluster: Cluster) -> Job:
         data=record(view, DataSettings, "data", mixture=mixture_parts(view.value("data.mixture"))),
         train=record(view, TrainSettings, "train"),
         checkpoint=record(view, CheckpointSettings, "checkpoint"),
-        observe=record(
-            view,
-            ObserveSettings,
-            "observe",
-            log_every=log_every,
-            trackers=() if trackers == "none" else tuple(cast("Sequence[str]", trackers)),
-        ),
+        observe=record(view, ObserveSettings, "observe", log_every=log_every),
         sources=tuple(_rows(view, derived)),
     )
 

@@ -7,32 +7,16 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any, cast
-
 from echelon.config.derived.experts import STAGE_KEY
 from echelon.config.entries import Entry
-from echelon.config.model.settings import (
-    OPTIONAL,
-    OPTIONAL_OF_PARTS,
-    OPTIONAL_STRETCH,
-    PARTS,
-    TARGETS_KEY,
-)
+from echelon.config.model.settings import PARTS
 from echelon.config.schema import SETTINGS
 from echelon.config.view import View
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan
+from echelon.core.settings.configured import configured_fields, value_of_setting
 
-LAYOUT_TABLES = (
-    "mesh",
-    "zero",
-    "recompute",
-    "context",
-    "experts",
-    "kernels",
-    "collectives",
-)
+LAYOUT_TABLES = ("mesh", "zero", "recompute", "context", "experts", "kernels", "collectives")
 """Tables whose settings are the fields of a record of the layout of the same name."""
 
 
@@ -58,17 +42,12 @@ def plan_settings(plan: Plan) -> dict[str, object]:
     found |= settings_under("experts", numbers.balance)
     found |= settings_under("servers", numbers.updates)
     found |= {
-        "experts.balance": numbers.balance.kind,
-        "experts.capacity_factor": _or_word(numbers.balance.capacity_factor, "dropless"),
         "servers.count": layout.mesh.servers,
-        "servers.updates": numbers.updates.kind,
         "mesh.sequence_parallel": layout.sequence_parallel,
         "mesh.tp_overlap": layout.tp_overlap,
         "precision.fp8_gradients": numbers.precision.fp8_gradients
         if numbers.precision.is_fp8
         else "auto",
-        "recompute.operators": list(layout.recompute.operators) or "auto",
-        "kernels.fused": list(layout.kernels.fused) or "auto",
         "zero.reshard_after_forward": "always" if layout.zero.reshard_after_forward else "never",
         "zero.offload_dir": layout.zero.offload_dir or "none",
         "zero.int8_block": numbers.precision.int8_block or SETTINGS["zero.int8_block"].default,
@@ -79,7 +58,6 @@ def plan_settings(plan: Plan) -> dict[str, object]:
         "batch.microbatch_sequences": layout.microbatch_sequences,
         "batch.sequence_length": numbers.sequence_length,
         "batch.documents": numbers.documents,
-        "optimizer.clip_norm": _or_word(numbers.optimizer.clip_norm, "none"),
         "train.seed": numbers.seed,
         "train.steps": numbers.optimizer.total_steps,
     }
@@ -92,21 +70,6 @@ def model_settings(model: ModelShape) -> dict[str, object]:
     for part in (*PARTS, "rotary", "multipliers"):
         found |= settings_under(f"model.{part}", getattr(model, part))
     found |= settings_under("lora", model.lora)
-    if model.lora is not None:
-        found[TARGETS_KEY] = list(model.lora.targets)
-    for name in OPTIONAL:
-        found[f"model.{name}"] = _or_word(getattr(model, name), "none")
-    for part, name in OPTIONAL_OF_PARTS:
-        if getattr(model, part) is not None:
-            found[f"model.{part}.{name}"] = _or_word(found[f"model.{part}.{name}"], "none")
-    found["model.layer_kinds"] = list(model.layer_kinds) or "local"
-    found["model.assumed"] = list(model.assumed) or "none"
-    if model.rope_scaling is not None:
-        for name in OPTIONAL_STRETCH:
-            key = f"model.rope_scaling.{name}"
-            found[key] = _or_word(found[key], "none")
-        for name in ("short_factors", "long_factors"):
-            found[f"model.rope_scaling.{name}"] = list(getattr(model.rope_scaling, name)) or "none"
     return {key: found[key] for key in SETTINGS if key in found}
 
 
@@ -114,9 +77,7 @@ def settings_under(table: str, value: object) -> dict[str, object]:
     """Return the fields of a record as settings of a table; none where there is no record."""
     if value is None:
         return {}
-    names = [field.name for field in fields(cast(Any, value))]
-    return {f"{table}.{name}": getattr(value, name) for name in names}
-
-
-def _or_word(value: object, word: str) -> object:
-    return word if value is None else value
+    keys = {name: f"{table}.{key}" for name, key, _ in configured_fields(type(value))}
+    return {
+        key: value_of_setting(SETTINGS.get(key), getattr(value, name)) for name, key in keys.items()
+    }

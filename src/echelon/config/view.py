@@ -8,16 +8,17 @@ that need it: one mistake is reported once, and everything independent of it is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from echelon.config.entries import DEFAULT, Entry
 from echelon.config.schema import SETTINGS
 from echelon.core.axis import LOSS_AXES, MESH_AXES, Axis
 from echelon.core.cluster import Cluster
 from echelon.core.mesh import Mesh
+from echelon.core.settings.configured import configured_fields, value_of_field
 from echelon.core.settings.value_types import Quantity, Real, Setting, ValueType
 
 T = TypeVar("T")
@@ -57,9 +58,10 @@ class View:
 
     def has_table(self, table: str) -> bool:
         """Return whether any key of a table was set; Unavailable where one of them is wrong."""
-        if any(key.startswith(f"{table}.") for key in self.wrong):
+        first = f"{table}."
+        if any(key.startswith(first) for key in self.wrong):
             raise Unavailable(table)
-        return any(key.startswith(f"{table}.") for key in self.entries)
+        return any(key.startswith(first) for key in self.entries)
 
     def default(self, key: str) -> object:
         """Return the default of a setting, None where it has none."""
@@ -149,5 +151,9 @@ def gradient_ranks(view: View) -> int:
 
 def record(view: View, kind: type[T], table: str, /, **given: object) -> T:
     """Return a dataclass whose fields are the settings of `table` but for those given."""
-    names = [f.name for f in fields(cast(Any, kind)) if f.name not in given]
-    return kind(**{name: view.value(f"{table}.{name}") for name in names}, **given)
+    read = {
+        name: value_of_field(hint, view.value(f"{table}.{key}"))
+        for name, key, hint in configured_fields(kind)
+        if name not in given
+    }
+    return kind(**read, **given)

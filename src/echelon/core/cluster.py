@@ -19,15 +19,8 @@ from typing import Literal
 Backend = Literal["gloo", "nccl"]
 
 TRAINER_CONSTANTS = (
-    "host_s",
-    "width_bytes",
-    "inner_bytes",
-    "logit_bytes",
-    "optimizer_bytes",
-    "step_s",
-    "own_hops",
-    "pair_hops",
-    "adding_bytes",
+    *("host_s", "width_bytes", "inner_bytes", "logit_bytes", "optimizer_bytes", "step_s"),
+    *("own_hops", "pair_hops", "adding_bytes"),
 )
 """Fields of `cost.seconds.trainer.Software` that `echelon calibrate` finds by steps of plans."""
 NOT_MEASURED = "none"

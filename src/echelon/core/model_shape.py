@@ -7,6 +7,7 @@ GPT-2, Mixtral, DeepSeek, Gemma, Phi-3, Granite and others are values of this on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Literal
@@ -38,6 +39,19 @@ GroupScore = Literal["top-2", "max"]
 LayerKind = Literal["local", "global"]
 """Whether a query of a block meets the keys of the window, or all of them."""
 RopeKind = Literal["llama3", "linear", "yarn", "longrope"]
+NEEDED_BY_KIND: Mapping[RopeKind, tuple[str, ...]] = {
+    "llama3": ("original_positions", "low_frequency_factor", "high_frequency_factor"),
+    "linear": (),
+    "yarn": ("original_positions",),
+    "longrope": ("original_positions", "short_factors", "long_factors"),
+}
+"""Fields of a stretch of rotary frequencies that its formula cannot do without."""
+READ_BY_KIND: Mapping[RopeKind, tuple[str, ...]] = {
+    **NEEDED_BY_KIND,
+    "yarn": ("original_positions", "slow_turns", "fast_turns", "whole_dims", "attention_factor"),
+    "longrope": (*NEEDED_BY_KIND["longrope"], "attention_factor"),
+}
+"""Those that it reads, beside the factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,27 +61,20 @@ class RopeScaling:
     kind: Annotated[RopeKind, Configured("how frequencies are stretched")] = "llama3"
     """The formula; fields that it does not read are as they stand here."""
     factor: Annotated[float, Configured("how far low ones stretch", Real(minimum=1.0))]
-    """How many times as long positions become."""
     original_positions: Annotated[
         int | None,
         Configured("all but linear: positions before stretching", OPTIONAL_COUNT, default="none"),
     ] = None
-    """Positions before stretching; linear needs none."""
     low_frequency_factor: Annotated[
         float | None,
         Configured("llama3: stretch those of fewer turns", OPTIONAL_REAL, default="none"),
     ] = None
-    """Of llama3: frequencies of fewer turns over the original positions are stretched whole."""
     high_frequency_factor: Annotated[
         float | None, Configured("llama3: keep those of more turns", OPTIONAL_REAL, default="none")
     ] = None
-    """Of llama3: those of more turns are kept."""
     slow_turns: Annotated[float, Configured("yarn: stretch those of fewer turns")] = 1.0
-    """Of yarn: frequencies of fewer turns over the original positions are stretched whole."""
     fast_turns: Annotated[float, Configured("yarn: keep those of more turns")] = 32.0
-    """Of yarn: those of more turns are kept."""
     whole_dims: Annotated[bool, Configured("yarn: blend between whole dims")] = True
-    """Of yarn: whether the blend between begins and ends at a whole frequency."""
     attention_factor: Annotated[
         float | None,
         Configured(
@@ -76,7 +83,6 @@ class RopeScaling:
             default="none",
         ),
     ] = None
-    """Of yarn and longrope: what cosines and sines are multiplied by; None: the paper's formula."""
     short_factors: Annotated[
         tuple[float, ...],
         Configured(
@@ -85,14 +91,12 @@ class RopeScaling:
             default="none",
         ),
     ] = ()
-    """Of longrope: a divisor for each frequency, of sequences up to the original positions."""
     long_factors: Annotated[
         tuple[float, ...],
         Configured(
             "longrope: the same of longer sequences", NumberList(words=("none",)), default="none"
         ),
     ] = ()
-    """Of longrope: the same of longer sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,36 +148,24 @@ class Experts:
     """Give the mixture-of-experts part of a block."""
 
     num_experts: Annotated[int, Configured("routed experts per block", EXPERT_COUNT)]
-    """Experts of a block, shared ones apart."""
     top_k: Annotated[int, Configured("experts that a token meets")]
-    """Experts that a token meets: those with the highest scores."""
     ffn: Annotated[int, Configured("inner width of one expert")]
-    """Inner width F of one expert."""
     shared_experts: Annotated[int, Configured("experts that every token meets", FROM_ZERO)] = 0
-    """Experts that every token meets, beside the `top_k`."""
     first_dense_layers: Annotated[int, Configured("blocks with a dense MLP first", FROM_ZERO)] = 0
-    """Blocks from the first on that have a dense MLP."""
     router: Annotated[RouterKind, Configured("of the scores")] = "softmax"
     """How scores are made: a softmax over all experts, or a sigmoid each."""
     router_bias: Annotated[bool, Configured("a bias that takes part in the choice")] = False
-    """Whether a bias is added to the scores; it takes part in the choice only."""
     renormalise: Annotated[bool, Configured("whether weights of experts add up to 1")] = True
-    """Whether the scores that weigh the outputs are made to add up to 1."""
     gate_scale: Annotated[float, Configured("factor of the weights of experts")] = 1.0
-    """What those scores are multiplied by."""
     groups: Annotated[int, Configured("groups of experts, of equal size")] = 1
-    """Groups of experts; the chosen ones come out of `top_groups` of them."""
     top_groups: Annotated[int, Configured("groups that a token's experts come out of")] = 1
-    """Groups to choose from: the best by `group_score`."""
     group_score: Annotated[
         GroupScore, Configured("with groups: of its two best scores the sum, or the best one")
     ] = "top-2"
     """What ranks a group: the sum of its two best scores (DeepSeek-V3, 2024, section 2.1.2), or the
     best one ("max": DeepSeek-V2, 2024, section 2.2.2)."""
     logit_bias: Annotated[bool, Configured("whether logits of routers have a bias")] = False
-    """Whether the logits of a router have a bias, which is trained as its matrix is."""
     bias: Annotated[bool, Configured("whether matrices of routed experts have biases")] = False
-    """Whether the matrices of routed experts have biases."""
     limit: Annotated[
         float | None,
         Configured("clamped SwiGLU: how large gates may be", OPTIONAL_REAL, default="none"),
@@ -189,65 +181,45 @@ class ModelShape:
     """Hold the counts that define a decoder."""
 
     name: Annotated[str, Configured("what reports call the model")]
-    """What it is called in reports."""
     layers: Annotated[int, Configured("number of blocks", Integer(maximum=10_000))]
-    """Blocks."""
     hidden: Annotated[int, Configured("width of the residual stream")]
     """Width D of the residual stream."""
     heads: Annotated[int, Configured("number of query heads", Integer(maximum=2**20))]
-    """Query heads of a block."""
     kv_heads: Annotated[int, Configured("number of key/value heads; else as many as heads")]
-    """Key/value heads of a block."""
     head_dim: Annotated[int, Configured("width of a head; else hidden / heads")]
     """Width of a head; `heads` x `head_dim` is the width of attention."""
     ffn: Annotated[int, Configured("inner width of the dense MLP")]
-    """Inner width F of a dense MLP."""
     vocab: Annotated[int, Configured("number of token ids")]
-    """Token ids V."""
     max_positions: Annotated[int, Configured("longest sequence")]
-    """Positions of the longest sequence."""
     gated: Annotated[bool, Configured("whether the MLP has a gate (SwiGLU, GeGLU)")] = True
-    """Whether the MLP has a gate (SwiGLU) or not (GELU)."""
     activation: Annotated[Activation, Configured("inside the MLP; gelu is the tanh form")] = "silu"
-    """The function inside the MLP."""
     tied: Annotated[bool, Configured("whether the head is the embedding")] = False
-    """Whether the head is the transposed embedding."""
     norm: Annotated[NormKind, Configured("kind of norm")] = "rmsnorm"
-    """The kind of all norms."""
     norm_eps: Annotated[float, Configured("added to the variance in a norm")] = 1e-5
     """What is added to the mean square (or variance) before its root."""
     positions: Annotated[PositionKind, Configured("how order enters")] = "rope"
     """How order enters: rotations of queries and keys, or a learned table."""
     rope_theta: Annotated[float, Configured("base of the rotary frequencies")] = 10_000.0
-    """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = None
     """How the frequencies are stretched, if they are."""
     qk_norm: Annotated[bool, Configured("whether queries and keys are normed")] = False
-    """Whether queries and keys are normed."""
     qkv_bias: Annotated[bool, Configured("whether q, k and v have a bias")] = False
-    """Whether queries, keys and values have a bias."""
     output_bias: Annotated[bool, Configured("whether attention's output has a bias")] = False
-    """Whether the output projection of attention has a bias."""
     mlp_bias: Annotated[bool, Configured("whether the MLP has biases")] = False
-    """Whether the projections of the MLP have a bias."""
     initial_std: Annotated[float, Configured("standard deviation of the first weights")] = 0.02
-    """Standard deviation of the initial weights."""
     dropout: Annotated[
         float, Configured("of embeddings and of both outputs of a block", FRACTION)
     ] = 0.0
-    """Probability that an element is dropped."""
     causal: Annotated[
         bool,
         Configured(
             "false: queries meet later keys too, so each sees its own label (the next token)"
         ),
     ] = True
-    """Whether a query meets only the keys at and before it."""
     window: Annotated[
         int | None,
         Configured("a query meets keys nearer than this many", OPTIONAL_COUNT, default="none"),
     ] = None
-    """Positions beyond which a query meets no key; None for no such limit."""
     rotary: Rotary = Rotary()
     """Which dims of a head turn, in which blocks, where positions are rotary."""
     multipliers: Multipliers = Multipliers()
@@ -262,11 +234,9 @@ class ModelShape:
     qk_norm_over: Annotated[
         QKNorm, Configured("with qk_norm: over each head, or over all together", after="qk_norm")
     ] = "head"
-    """With `qk_norm`: whether over each head, or over the width of all heads together."""
     norm_offset: Annotated[
         float, Configured("files keep norm weights less this: 1 for Gemma's", Real())
     ] = 0.0
-    """How much less files keep of a norm's weight than what multiplies: 1 for those of Gemma."""
     layer_kinds: Annotated[
         tuple[LayerKind, ...],
         Configured(
@@ -295,7 +265,6 @@ class ModelShape:
     final_soft_cap: Annotated[
         float | None, Configured("the same of logits", OPTIONAL_REAL, default="none")
     ] = None
-    """The same of logits; None leaves them."""
     attention_scale: Annotated[
         float | None,
         Configured(
@@ -304,7 +273,6 @@ class ModelShape:
             default="none",
         ),
     ] = None
-    """What products of queries and keys are multiplied by; None for 1 / sqrt(head_dim)."""
     sinks: Annotated[
         bool, Configured("whether heads have a learned score beside those of keys")
     ] = False
@@ -325,12 +293,10 @@ class ModelShape:
             after="name",
         ),
     ] = ()
-    """What is taken to be so of an architecture that is not known; nothing where it is known."""
     assume: Annotated[
         bool,
         Configured("whether a model of which something is assumed is trained", after="assumed"),
     ] = False
-    """Whether its user has said yes to that, so that it may be trained."""
 
     @property
     def mask(self) -> AttentionMask:

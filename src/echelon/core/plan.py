@@ -77,11 +77,8 @@ class Precision:
         DType,
         Configured("in forward and backward; bf16 if a run sets no dtype and its devices have it"),
     ] = "fp32"
-    """Dtype that forward and backward compute in."""
     gradients: Annotated[DType, Configured("as they accumulate")] = "fp32"
-    """Dtype in which gradients accumulate."""
     reduction: Annotated[DType, Configured("as they are summed over ranks")] = "fp32"
-    """Dtype in which gradients are summed over ranks."""
     master: Annotated[DType, Configured("of the copy that the optimizer updates")] = "fp32"
     """Dtype of the copy that the optimizer updates; no copy where it is that of `parameters`."""
     loss_scaling: Annotated[LossScaling, Configured("what keeps fp16 gradients above zero")] = (
@@ -89,13 +86,9 @@ class Precision:
     )
     """Whether the loss is multiplied before backward: never, by a fixed or by a changing scale."""
     loss_scale: Annotated[float, Configured("factor of the loss, at first", LOSS_SCALE)] = 65536.0
-    """The fixed scale, or the one that "dynamic" starts with."""
     loss_scale_window: Annotated[int, Configured("dynamic: steps until it doubles")] = 1000
-    """Steps without overflow after which a dynamic scale doubles."""
     loss_scale_min: Annotated[float, Configured("dynamic: it never falls below", LOSS_SCALE)] = 1.0
-    """The least that a dynamic scale becomes."""
     loss_scale_hysteresis: Annotated[int, Configured("dynamic: overflows until it halves")] = 1
-    """Overflows after which a dynamic scale halves."""
     matmul: Annotated[MatmulDType, Configured("what linear layers of blocks multiply")] = (
         "parameters"
     )
@@ -105,7 +98,6 @@ class Precision:
     fp8_scales: Annotated[Fp8Scales, Configured("fp8: what shares a scale")] = "block"
     """What shares a scale in 8 bits: such a block, or a whole tensor of the global batch."""
     fp8_history: Annotated[int, Configured("fp8: steps that scales of tensors look back on")] = 16
-    """Steps before whose largest numbers the scales of whole tensors come from."""
     fp8_gradients: Annotated[
         Fp8Format,
         Configured(
@@ -145,40 +137,28 @@ class Optimizer:
     """A name in `core/choices/optimizers.py`, whose record says which of the fields from `beta1` to
     `newton_schulz_steps` it uses."""
     learning_rate: Annotated[float, Configured("at its peak")] = 3e-4
-    """The highest learning rate, which warm-up ends at."""
     beta1: Annotated[float, Configured("decay of the first moment", FRACTION)] = 0.9
-    """Decay of AdamW's mean of gradients, per step."""
     beta2: Annotated[float, Configured("decay of the second moment", FRACTION)] = 0.95
-    """Decay of AdamW's mean of squared gradients, per step."""
     eps: Annotated[float, Configured("added to the root of the second moment")] = 1e-8
-    """What AdamW adds to the root of the mean square."""
     momentum: Annotated[float, Configured("of sgd and muon", FRACTION)] = 0.95
-    """Decay of the momentum of SGD and Muon, per step."""
     newton_schulz_steps: Annotated[
         int, Configured("of muon's orthogonalisation", Integer(maximum=100))
     ] = 5
-    """Iterations that make a matrix of Muon orthogonal."""
     weight_decay: Annotated[float, Configured("of what optimizer.decay names", Real())] = 0.1
     """Part of a weight that a step of learning rate 1 takes away."""
     decay: Annotated[
         DecayRule, Configured("what decays: matrices, those of blocks only, or all")
     ] = "matrices"
-    """What takes weight decay: "matrices", those of "blocks" only (no embedding, no head), or
-    "all"."""
     clip_norm: Annotated[float | None, Configured("largest gradient norm", OPTIONAL_REAL)] = 1.0
-    """Largest norm of all gradients; None leaves gradients as they are."""
     schedule: Annotated[LearningRateSchedule, Configured("of the learning rate after warm-up")] = (
         "cosine"
     )
     """How the learning rate falls after warm-up; "wsd" stays flat and falls linearly at the end."""
     warmup_steps: Annotated[int, Configured("steps of linear rise", FROM_ZERO)] = 0
-    """Steps over which the learning rate rises linearly from 0."""
     decay_steps: Annotated[int, Configured("steps of the fall at the end of wsd", FROM_ZERO)] = 0
-    """Last steps over which "wsd" falls."""
     total_steps: int = 1
     """Step at which the learning rate has reached its last value."""
     final_ratio: Annotated[float, Configured("last / peak learning rate", Real(maximum=1.0))] = 0.1
-    """The last learning rate over the highest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,13 +168,10 @@ class Mathematics:
     model: ModelShape
     """What is trained."""
     global_sequences: Annotated[int, Configured("sequences of one optimizer step")]
-    """Sequences of a step, over all ranks."""
     sequence_length: Annotated[int, Configured("tokens of a sequence")]
-    """Tokens of each."""
     documents: Annotated[
         Documents, Configured("separate: attention stays inside each document")
     ] = "joined"
-    """Whether attention crosses documents of a sequence, or stays inside of each."""
     seed: Annotated[
         int,
         Configured(
@@ -203,7 +180,6 @@ class Mathematics:
             table="train",
         ),
     ] = 0
-    """Of first weights, the order of samples and dropout."""
     precision: Precision = field(default_factory=Precision)
     """In which dtypes."""
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -236,7 +212,6 @@ class Zero:
             default="auto",
         ),
     ] = 25 * 2**20
-    """Bytes of gradients that are reduced together."""
     accumulate: Annotated[
         Accumulation,
         Configured(
@@ -258,20 +233,17 @@ class Zero:
     prefetch: Annotated[
         int, Configured("units gathered ahead", Integer(minimum=0, maximum=10_000))
     ] = 1
-    """At stage 3, blocks whose parameters are gathered ahead of their use."""
     unit_blocks: Annotated[int, Configured("blocks gathered together", Integer(maximum=10_000))] = 1
     """At stage 3, blocks that are gathered together; both ends are units too."""
     keep_whole_below: Annotated[
         int, Configured("elements: smaller parameters are not cut", NUMBERS_OR_ZERO)
     ] = 0
-    """Elements below which a parameter is never cut."""
     secondary: Annotated[
         bool,
         Configured(
             "at stage 3: slices of what was gathered stay in each node, where it is gathered again"
         ),
     ] = False
-    """At stage 3, whether all gathers of a step but a unit's first stay in its node."""
     gather: Annotated[
         GatherDType,
         Configured(
@@ -280,7 +252,7 @@ class Zero:
         ),
     ] = "parameters"
     """At stage 3, what is gathered: parameters, codes of weights that are multiplied in 8 bits
-    (`parallel/fp8_gather.py`), or matrices in int8 (`parallel/storage/int8_gather.py`)."""
+    (`parallel/fp8_gather.py`), or matrices in int8 (`parallel/storage/buckets.py`)."""
     reduce: Annotated[
         ReduceKind,
         Configured(
@@ -288,21 +260,16 @@ class Zero:
             "and then across them"
         ),
     ] = "exact"
-    """How ranks sum gradients into slices: as they are, or in two hops of rounded integers."""
     optimizer_offload: Annotated[OffloadTarget, Configured("where optimizer state rests")] = "none"
-    """Where slices of optimizer state are between uses."""
     parameter_offload: Annotated[OffloadTarget, Configured("where slices of parameters rest")] = (
         "none"
     )
-    """Where slices of parameters are between uses."""
     offload_dir: Annotated[
         str, Configured("folder of the files of nvme", default="none", path=True)
     ] = ""
-    """Folder of the files of "nvme"."""
     offload_buffers: Annotated[
         int, Configured("with nvme: buckets in memory at once", AT_LEAST_TWO)
     ] = 2
-    """Buckets of "nvme" that are in memory at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -421,11 +388,9 @@ class Layout:
     microbatch_sequences: Annotated[
         int, Configured("sequences of one forward pass of one rank", default=1, table="batch")
     ]
-    """Sequences of one forward pass of one rank."""
     pipeline: Pipeline
     """The schedule, and the blocks of each stage."""
     sequence_parallel: Annotated[bool, Configured("split norms and residuals over tp too")] = False
-    """Whether the residual stream is split over `tp`, too."""
     tp_overlap: Annotated[
         TensorOverlapKind,
         Configured(

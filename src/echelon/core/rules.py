@@ -15,8 +15,8 @@ from math import isqrt
 from textwrap import indent
 
 from echelon.core.errors import Problem
+from echelon.core.messages.names import SYNONYMS
 from echelon.core.messages.plurals import in_singular
-from echelon.core.messages.synonyms import SYNONYMS
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,11 +38,17 @@ from echelon.core.model_shape import ModelShape
 from echelon.inference.cache import CacheBatch, KindCaches
 from echelon.models.attention.reference import visible
 from echelon.models.batch import TokenBatch
-from echelon.models.moe import Expert, MixtureOfExperts, router_logits
+from echelon.models.moe import (
+    Expert,
+    MixtureOfExperts,
+    choose_experts,
+    gates_of,
+    router_logits,
+    scores_of,
+)
 from echelon.models.operations import AttentionHeads, LatentProjections, Operations
 from echelon.models.precision import at_least_fp32, widened
 from echelon.models.rotary import rotary_key, rotary_tables
-from echelon.models.routing import choose_experts, gates_of, scores_of
 from echelon.parallel.kernels.width_norm import inverse_rms
 from echelon.parallel.transport.collectives import Group
 

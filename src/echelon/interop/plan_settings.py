@@ -162,7 +162,6 @@ def _settings_around_plan(job: Job | None) -> dict[str, object]:
         found |= settings_under(table, part)
     mixture = [{k: v for k, v in asdict(one).items() if v is not None} for one in job.data.mixture]
     found["data.mixture"] = mixture or NO_MIXTURE
-    found["observe.trackers"] = list(job.observe.trackers) or "none"
     left = {"train.steps", "train.run_name"}
     left |= {row.key for row in job.sources if row.source.startswith("derived")}
     changed = {k: v for k, v in found.items() if k not in left and v != SETTINGS[k].default}

@@ -5,8 +5,6 @@ The decoder is written for one device and unaware of ranks; it asks an `Operatio
 It can hold all blocks or only some (a pipeline stage): the first part also embeds, the last part
 also norms and gives the loss. Parameter names are those of `core.parameters`.
 
-Shape suffixes: see `models/operations.py`.
-
 A token keeps `kv_rank` numbers that all its keys and values are made of, and one key part of
 `rope_dim` that carries its position and that all heads share; queries pass through `query_rank`
 numbers of their own, or come straight out of the stream (DeepSeek-V2-Lite). So a head's key is
@@ -15,18 +13,23 @@ narrower than a key. Attention here is one for keys and values of equal width: v
 behind them, and the output loses them again.
 Source: DeepSeek-V2, 2024, section 2.1; DeepSeek-V3, 2024, section 2.1.1.
 
-Shape suffixes: see `models/operations.py`; also R rank, P rope_dim.
+Boundaries are what passes between the parts: a block reads the residual stream, and each of its
+parts has an output. A forward pass that goes wrong goes wrong between two of them, and so does a
+backward pass.
+
+Shape suffixes: see `models/operations.py`; also N tokens (sequence first), R rank, P rope_dim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn import functional as fn
+from torch.utils.hooks import RemovableHandle
 
 from echelon.core.model_shape import LatentAttention as LatentShape
 from echelon.core.model_shape import ModelShape
@@ -387,3 +390,68 @@ class MultiHeadLatentAttention(nn.Module):
     def _heads(self, x: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
         """Return x as [T, B, H, width of a head]."""
         return x.view(batch.num_positions, batch.num_sequences, self.heads, -1)
+
+
+INPUT, OUTPUT = "input", "output"
+
+PARTS = (
+    *("attention_norm", "attention", "attention_post_norm"),
+    *("mlp_norm", "mlp", "mlp_post_norm"),
+)
+"""The modules of a block whose outputs are boundaries, in the order of the forward pass: those that
+a block has."""
+
+FINAL_NORM = "norm"
+
+Hear = Callable[[str, torch.Tensor, TokenBatch], None]
+"""Learn the name of a boundary, what passes there, [N, D], and of which tokens."""
+
+
+def listen_to_boundaries(decoder: Decoder, hear: Hear) -> Sequence[RemovableHandle]:
+    """Let `hear` know of everything that passes a boundary of `decoder`, until it is removed.
+
+    A block that is recomputed is heard again.
+    """
+    now: list[TokenBatch] = []
+    handles: list[RemovableHandle] = []
+    for module in decoder.layers.values():
+        assert isinstance(module, Block), "a decoder is made of blocks"
+        handles += _listen_to_block(module, hear, now)
+    if decoder.last:
+
+        def before_all(_: nn.Module, inputs: tuple[torch.Tensor | None, TokenBatch]) -> None:
+            # A stage may have no block that would say which batch it is.
+            now[:] = [inputs[1]]
+
+        def after_norm(_: nn.Module, _inputs: Any, y_ND: torch.Tensor) -> None:
+            if now:
+                hear(FINAL_NORM, y_ND, now[0])
+
+        handles.append(decoder.register_forward_pre_hook(before_all))
+        handles.append(decoder.norm.register_forward_hook(after_norm))
+    return handles
+
+
+def _listen_to_block(block: Block, hear: Hear, now: list[TokenBatch]) -> list[RemovableHandle]:
+    """Listen to one block; `now` holds the batch that the decoder works on."""
+    site = f"layers.{block.index}"
+
+    def before(_: nn.Module, inputs: tuple[torch.Tensor, TokenBatch]) -> None:
+        now[:] = [inputs[1]]
+        hear(f"{site}.{INPUT}", *inputs)
+
+    def after(part: str) -> Callable[[nn.Module, Any, Any], None]:
+        # A norm at the head of a branch gives the stream, too, which is heard elsewhere.
+        return lambda _, _inputs, y: hear(
+            f"{site}.{part}", y[1] if isinstance(y, tuple) else y, now[0]
+        )
+
+    return [
+        block.register_forward_pre_hook(before),
+        *(
+            getattr(block, part).register_forward_hook(after(part))
+            for part in PARTS
+            if hasattr(block, part)
+        ),
+        block.register_forward_hook(after(OUTPUT)),
+    ]

@@ -17,7 +17,7 @@ fp8_gather        slices gathered in 8 bits; fp8_scales: scales of whole tensors
 data              sums of gradients
 context/          context parallelism: ring, gathered keys, Ulysses
 pipeline          the executor of any schedule
-lora/             adapters of low rank
+lora              adapters of low rank
 kernels/          operations with their backward by hand
 storage/          flat parameters and gradients, and where backward puts them
 device_mesh       the groups of a rank, made from its mesh or by somebody else

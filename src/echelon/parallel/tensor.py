@@ -39,7 +39,7 @@ from echelon.core.plan import Plan
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import E4M3, E5M2, at_least_fp32
 from echelon.parallel.fp8_scales import TensorScales, tensor_scales
-from echelon.parallel.lora.adapters import (
+from echelon.parallel.lora import (
     add_adapter_gradients,
     add_adapters,
     add_input_gradients,

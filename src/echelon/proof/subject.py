@@ -182,7 +182,7 @@ class StepRecord:
 class ReportedActivation(Protocol):
     """What passed between two parts of the model on one rank, a row of W numbers for each token.
 
-    Names are those of `models/boundaries.py`, and "layers.3.scores" and "layers.3.gates", [n, E],
+    Names are those of `models/decoder.py`, and "layers.3.scores" and "layers.3.gates", [n, E],
     of a router: what it chooses by, and the weights, each at its expert.
     """
 

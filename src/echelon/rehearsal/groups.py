@@ -31,9 +31,13 @@ from echelon.parallel.tensor_memory import BufferPool
 from echelon.parallel.transport.collectives import Group, Pending, ReduceOp, require_contiguous
 from echelon.parallel.transport.communicator import Communicator
 from echelon.parallel.transport.recorder import Recorder, WaitTime
-from echelon.rehearsal.log import RECEIVE, SEND, Issue, RankLog
-from echelon.rehearsal.memory import BUFFERS, MeteredPool
-from echelon.rehearsal.offload import RehearsedCopyStreams, RehearsedOffloadStore
+from echelon.rehearsal.memory import (
+    BUFFERS,
+    MeteredPool,
+    RehearsedCopyStreams,
+    RehearsedOffloadStore,
+)
+from echelon.rehearsal.order import RECEIVE, SEND, Issue, RankLog
 from echelon.rehearsal.shapes import ShapesOnly
 
 NOT_COUNTED = ""

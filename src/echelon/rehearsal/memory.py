@@ -3,18 +3,36 @@
 
 Every storage that an operation makes is counted from its making to its end, with no rounding: what
 an allocator adds, NCCL's buffers and the context of CUDA are terms of the plan, not of this.
+
+Slices that rest on the host or in files are shapes, too: on the device are only their buffers, as
+many and as large as those of `parallel/offload/copying_store.py`, taken when a set is brought up
+and free again when it was put or released.
+
+On NCCL a collective runs beside the computation, on a stream of its own, from its issue to the
+wait. Until then what it writes may be neither read nor written, what it reads not written, and no
+memory of it may be given back: who does so is at fault. Where a part of a tensor is given to it,
+only that part is taken.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
+from echelon.core.disk import round_up_to_pages
+from echelon.parallel.offload.copy_streams import (
+    CompletedEvent,
+    CopyDirection,
+    CopyStreams,
+    StreamEvent,
+    TensorCopy,
+)
+from echelon.parallel.offload.store import ImmediateFetch, MemoryOffloadStore
 from echelon.parallel.tensor_memory import BufferPool
 
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
@@ -145,3 +163,226 @@ class MeteredPool(BufferPool):
         """Take memory back; it is never lent again, so that each loan is a storage of its own."""
         self._released(piece.untyped_storage()._cdata)
         self._meter.given_back(piece)
+
+
+class RehearsedFetch(ImmediateFetch):
+    """A set of shapes that is brought to the device when a buffer is free."""
+
+    __slots__ = ("_store", "buffer", "keys")
+
+    def __init__(self, store: RehearsedOffloadStore, keys: Sequence[str]) -> None:
+        """Ask for `keys`."""
+        super().__init__([])
+        self._store, self.keys = store, list(keys)
+        self.buffer: torch.Tensor | None = None
+
+    def wait(self) -> list[torch.Tensor]:
+        """Return the set on the device."""
+        if self.buffer is None:
+            self._store.bring(self)
+        return self._tensors
+
+    def arrived(self) -> bool:
+        """Return whether the set has a buffer."""
+        return self.buffer is not None
+
+    def release(self) -> None:
+        """Give the buffer back."""
+        self._store.leave(self)
+
+    def hold(self, buffer: torch.Tensor, kinds: Iterable[tuple[int, torch.dtype]]) -> None:
+        """Take a buffer for tensors of so many elements."""
+        self.buffer, start = buffer, 0
+        for numel, dtype in kinds:
+            size = numel * dtype.itemsize
+            self._tensors.append(buffer[start : start + size].view(dtype))
+            start += round_up_to_pages(size)
+
+
+class RehearsedOffloadStore(MemoryOffloadStore):
+    """Rest off the device; bring sets to at most `num_buffers` buffers of it."""
+
+    def __init__(self, device: torch.device, meter: MemoryMeter, *, num_buffers: int) -> None:
+        """Begin with nothing."""
+        super().__init__("host", self._room)
+        self._device, self._meter, self._count = device, meter, num_buffers
+        self._free: list[torch.Tensor] = []
+        self._fetched: list[RehearsedFetch] = []
+        self._largest = 0
+
+    def fetch(self, keys: Sequence[str], *, read: bool = True) -> RehearsedFetch:
+        """Start to bring keys to the device, where a buffer is free."""
+        del read
+        found = RehearsedFetch(self, keys)
+        self._fetched.append(found)
+        if sum(one.arrived() for one in self._fetched) < self._count:
+            self.bring(found)
+        return found
+
+    def put(
+        self,
+        keys: Sequence[str],
+        tensors: Sequence[torch.Tensor],
+        complete: Callable[[], object] | None = None,
+    ) -> None:
+        """Take tensors back; those of a fetched set give its buffer back."""
+        del keys, complete
+        memory = tensors[0].untyped_storage()._cdata
+        for one in self._fetched:
+            if one.buffer is not None and one.buffer.untyped_storage()._cdata == memory:
+                self.leave(one)
+                return
+
+    def bring(self, found: RehearsedFetch) -> None:
+        """Give a set its buffer."""
+        taken = sum(one.arrived() for one in self._fetched)
+        assert taken < self._count, f"{found.keys} wait for a buffer, and all are taken"
+        kinds = [(self._tensors[key].numel(), self._tensors[key].dtype) for key in found.keys]
+        size = sum(round_up_to_pages(numel * dtype.itemsize) for numel, dtype in kinds)
+        self._largest = max(self._largest, size)
+        found.hold(self._grown(self._free.pop() if self._free else None), kinds)
+
+    def leave(self, found: RehearsedFetch) -> None:
+        """Take the buffer of a set; twice is fine."""
+        if found in self._fetched:
+            self._fetched.remove(found)
+            if found.buffer is not None:
+                self._free.append(self._grown(found.buffer))
+
+    def _grown(self, buffer: torch.Tensor | None) -> torch.Tensor:
+        """Return a buffer that takes the largest set: in later steps all of them do."""
+        if buffer is not None and buffer.nbytes >= self._largest:
+            return buffer
+        with self._meter.within(BUFFERS):
+            return torch.empty(self._largest, dtype=torch.uint8, device=self._device)
+
+    def _room(self, num_bytes: int) -> torch.Tensor:
+        with self._meter.within(HOST):
+            return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+
+
+class RehearsedCopyStreams(CopyStreams):
+    """Copies between host and device that move nothing: one side has no elements."""
+
+    def copy(
+        self, direction: CopyDirection, copies: Sequence[TensorCopy], after: Iterable[StreamEvent]
+    ) -> StreamEvent:
+        """Return the mark of the end."""
+        return CompletedEvent()
+
+
+MISSING_WAIT, RELEASED_IN_FLIGHT = "missing-wait", "released-in-flight"
+NEVER_AWAITED = "never-awaited"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Region:
+    """Bytes of a storage that an operation has been given."""
+
+    begin: int
+    end: int
+    written: bool
+    issue: int
+    name: str
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misuse:
+    """Say that memory in flight was touched: the rule, by what, and where in the code."""
+
+    rule: str
+    """MISSING_WAIT, RELEASED_IN_FLIGHT or NEVER_AWAITED."""
+    text: str
+
+
+class MemoryInFlight:
+    """Know what is under way on one rank."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.misuses: list[Misuse] = []
+        self._regions: dict[int, list[_Region]] = {}
+        self._of_issue: dict[int, list[int]] = {}
+        self._told: set[str] = set()
+
+    def begin(
+        self, issue: int, name: str, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]
+    ) -> None:
+        """Learn that operation `issue` has been given tensors; they live until it is awaited."""
+        for tensors, written in ((reads, False), (writes, True)):
+            for tensor in tensors:
+                begin, end = _extent(tensor)
+                key = tensor.untyped_storage()._cdata
+                region = _Region(
+                    begin=begin,
+                    end=end,
+                    written=written,
+                    issue=issue,
+                    name=name,
+                    tensor=tensor.detach(),
+                )
+                self._regions.setdefault(key, []).append(region)
+                self._of_issue.setdefault(issue, []).append(key)
+
+    def end(self, issue: int) -> None:
+        """Learn that an operation was awaited."""
+        for key in self._of_issue.pop(issue, ()):
+            left = [one for one in self._regions.get(key, ()) if one.issue != issue]
+            if left:
+                self._regions[key] = left
+            else:
+                self._regions.pop(key, None)
+
+    def held_of(self, tensors: Iterable[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Return those tensors of whose storage something is under way."""
+        regions = self._regions
+        if not regions:
+            return ()
+        return [one for one in tensors if one.untyped_storage()._cdata in regions]
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Return whether something of the storage of a tensor is under way."""
+        return tensor.untyped_storage()._cdata in self._regions
+
+    def touched(self, tensor: torch.Tensor, *, write: bool, by: str, where: str) -> None:
+        """Learn that the computation reads or writes a tensor."""
+        regions = self._regions.get(tensor.untyped_storage()._cdata, ())
+        begin, end = _extent(tensor)
+        for region in regions:
+            if (region.written or write) and begin < region.end and region.begin < end:
+                does = "writes" if write else "reads"
+                self._tell(MISSING_WAIT, f"{by} at {where} {does} {region.name} before its wait")
+
+    def released(self, key: int) -> None:
+        """Learn that the memory of a storage is given back while its tensors live."""
+        for region in self._regions.get(key, ()):
+            self._tell(RELEASED_IN_FLIGHT, f"the memory of {region.name} is released in flight")
+
+    def step_ended(self) -> None:
+        """Tell of what nobody has awaited.
+
+        Only parameters that are gathered may be under way, and sums of outer gradients that come
+        late.
+        """
+        for regions in self._regions.values():
+            for region in regions:
+                if not region.name.startswith(("parameters.", "outer gradients.")):
+                    self._tell(NEVER_AWAITED, f"nobody has awaited {region.name}")
+
+    def _tell(self, rule: str, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self.misuses.append(Misuse(rule=rule, text=text))
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the first byte of a tensor in its storage, and the one behind its last."""
+    if not tensor.numel():
+        return 0, 0
+    size = tensor.element_size()
+    begin = int(tensor.storage_offset())
+    last = begin + sum(
+        (length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return begin * size, (last + 1) * size

@@ -26,9 +26,6 @@ from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.pipeline import StepState
 from echelon.parallel.transport.recorder import Recorder
 from echelon.rehearsal.groups import RehearsedCompletion
-from echelon.rehearsal.in_flight import Misuse
-from echelon.rehearsal.known_results import KnownResults
-from echelon.rehearsal.log import Entry, HostRead, RankLog
 from echelon.rehearsal.memory import (
     ACTIVATIONS,
     BUFFERS,
@@ -39,17 +36,19 @@ from echelon.rehearsal.memory import (
     PARAMETERS,
     MemoryMeter,
     MemoryPoint,
+    Misuse,
 )
-from echelon.rehearsal.shapes import META, ShapesOnly
-from echelon.rehearsal.tracing.step_log import (
+from echelon.rehearsal.order import Entry, HostRead, RankLog
+from echelon.rehearsal.shapes import META, KnownResults, ShapesOnly
+from echelon.rehearsal.traces import (
     ActionBegan,
     ActionEnded,
     StepLog,
     SteppedLog,
     SteppedMemory,
     SteppedWork,
+    TraceFolder,
 )
-from echelon.rehearsal.tracing.traces import TraceFolder
 from echelon.rehearsal.work import Work
 from echelon.schedule.action import Action
 from echelon.training.engine import TrainEngine, make_engine

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.inputs.cost_inputs import CostInputs
@@ -100,17 +100,7 @@ class Roofline:
             "planned_step_s": self.planned_s,
             "planned_mfu": self.planned_mfu,
             "planned_over_roofline": self.planned_ratio,
-            "kernels": [
-                {
-                    "name": one.name,
-                    "times": one.times,
-                    "seconds": one.seconds,
-                    "bytes": one.bytes,
-                    "flops": one.flops,
-                    "binds": one.binds,
-                }
-                for one in self.kernels
-            ],
+            "kernels": [asdict(one) for one in self.kernels],
         }
 
 

@@ -2,6 +2,18 @@
 """A whole plan, rehearsed: one rank of each class, the order of all, and what the plan said.
 
 The ranks are rehearsed in processes of this machine, a few at a time; none talks to another.
+
+Ranks of one class do the same. What a rank gives its communicators follows from its stages, and
+from its place among context ranks where its positions need other blocks of keys than theirs. Ranks
+that differ in their other coordinates only do the same with other samples, other columns or other
+slices of as many elements. `RankClasses.checked` names some of those, whose logs are compared.
+
+Where matrices have owners (Muon), a rank has the memory and the kernels of what it owns. Its log is
+that of the others: one exchange for each bucket and direction, of any sizes, whoever owns what. So
+the rank that owns most stands for its class, and the one that owns least is among those compared.
+
+Where sums are made of messages, what a rank sends depends on its place among data ranks: each is
+rehearsed. So is each parameter server: ranges of buckets may differ by an element.
 """
 
 from __future__ import annotations
@@ -9,38 +21,234 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from math import prod
 from pathlib import Path
-from typing import Self
+from random import Random
+from typing import Any, Self
 
 import torch
 
-from echelon.core.errors import InfeasiblePlan
+from echelon.core.axis import Axis
+from echelon.core.choices.collective_algorithms import BACKEND
+from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.core.errors import InfeasiblePlan, Problem, ProofFailed
 from echelon.core.messages.notes import PROGRESS
+from echelon.core.notebook import NOTEBOOK_VIEWS
 from echelon.core.plan import Plan
 from echelon.core.rulebook import planner as rules
 from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN
 from echelon.core.rules import Rule
-from echelon.cost.peak.pipeline import with_few_microbatches
-from echelon.cost.peak.rank_peak import PeakWalk
+from echelon.cost.peak.rank_peak import PeakWalk, with_few_microbatches
+from echelon.layout.islands import inner_plan, islands_of
+from echelon.layout.muon import muon_exchange
+from echelon.layout.stage import expert_index_of, pp_rank_of
 from echelon.parallel.expert.token_dispatcher import ROWS_OF_EXPERTS
-from echelon.rehearsal.classes import RankClasses
-from echelon.rehearsal.in_flight import MISSING_WAIT, NEVER_AWAITED, RELEASED_IN_FLIGHT
-from echelon.rehearsal.log import RECEIVE, Entry, HostRead, Issue
-from echelon.rehearsal.order import DEADLOCK, MISMATCH, MISSING, RankClass, prove_order
-from echelon.rehearsal.rank import (
-    RankRehearsal,
-    planned_bytes,
-    rehearse_ranks,
-    with_short_rounds,
+from echelon.rehearsal.memory import MISSING_WAIT, NEVER_AWAITED, RELEASED_IN_FLIGHT
+from echelon.rehearsal.order import (
+    DEADLOCK,
+    MISMATCH,
+    MISSING,
+    RECEIVE,
+    Entry,
+    HostRead,
+    Issue,
+    RankClass,
+    prove_order,
 )
-from echelon.rehearsal.result import Rehearsal, RehearsalFault
-from echelon.rehearsal.roofline import roofline_of_plan
-from echelon.rehearsal.tracing.traces import TraceFolder
+from echelon.rehearsal.rank import RankRehearsal, planned_bytes, rehearse_ranks, with_short_rounds
+from echelon.rehearsal.roofline import Roofline, roofline_of_plan
+from echelon.rehearsal.traces import TraceFolder
+
+EVERY_RANK = 16
+"""Up to so many ranks each is a class of its own."""
+
+CHECKED_RANKS = 4
+"""Ranks that are rehearsed beside their class, to compare."""
+
+
+class RankClasses:
+    """Know the class of each rank of a plan."""
+
+    def __init__(self, plan: Plan, *, by_context: bool = True) -> None:
+        """Look at what tells the ranks of `plan` apart; `by_context`: context ranks, too."""
+        self._mesh, self._by_context = plan.mesh, by_context
+        # What a rank sends of a sum that is made of messages depends on its place.
+        messages = plan.layout.collectives.algorithm != BACKEND
+        self._each = messages or plan.mesh.world_size <= EVERY_RANK
+        self._owned = Counter[int]() if self._each else owned_elements(plan)
+
+    def of(self, rank: int) -> RankClass:
+        """Return the class of a rank."""
+        if self._each or self._mesh.is_server(rank):
+            return (rank,)
+        place = self._mesh.coordinates(rank)
+        return (place[Axis.PP], place[Axis.CP]) if self._by_context else (place[Axis.PP],)
+
+    def first_ranks(self) -> list[int]:
+        """Return the rank of each class that owns most, in the order of classes; or its first."""
+        found: dict[RankClass, int] = {}
+        for rank in range(self._mesh.world_size):
+            known = found.setdefault(self.of(rank), rank)
+            if self._owned[rank] > self._owned[known]:
+                found[self.of(rank)] = rank
+        return list(found.values())
+
+    def context_ranks(self) -> list[int]:
+        """Return the ranks that differ from rank 0 in the context only; none in small worlds."""
+        if self._each or self._mesh.cp == 1:
+            return []
+        return [self._mesh.rank({Axis.CP: place}) for place in range(self._mesh.cp)]
+
+    def checked(self, seed: int = 0) -> Sequence[int]:
+        """Return ranks that do not stand for their class: the last one, some at random, and where
+        matrices have owners the one that owns least."""
+        others = sorted(set(range(self._mesh.world_size)) - set(self.first_ranks()))
+        if len(others) <= CHECKED_RANKS:
+            return others
+        least = [min(others, key=lambda rank: self._owned[rank])] if self._owned else []
+        found = {others[-1], *least}
+        rest = [one for one in others if one not in found]
+        return sorted([*found, *Random(seed).sample(rest, CHECKED_RANKS - len(found))])
+
+
+def owned_elements(plan: Plan) -> Counter[int]:
+    """Return the elements of the matrices that each rank owns; none without owners."""
+    found = Counter[int]()
+    if not OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices:
+        return found
+    if islands := islands_of(plan):
+        owned = owned_elements(inner_plan(plan))
+        return Counter({one.first_rank + rank: n for one in islands for rank, n in owned.items()})
+    ranks = range(plan.mesh.world_size)
+    places = {rank: (pp_rank_of(plan, rank), expert_index_of(plan, rank)) for rank in ranks}
+    # All shares of the experts have the same other matrices, with the same owners.
+    for place in {*places.values()}:
+        owned = Counter[int]()
+        for one in muon_exchange(plan, *place).matrices:
+            owned[one.owner] += prod(one.shape)
+        found |= {rank: owned[rank] for rank in ranks if places[rank] == place}
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearsalFault:
+    """Say what is wrong: the rule that it breaks, where, and the ranks that do it."""
+
+    rule: Rule
+    ranks: tuple[int, ...]
+    text: str
+
+    def problem(self) -> Problem:
+        """Return the fault as a problem."""
+        where = f" (rank {', '.join(map(str, self.ranks))})" if self.ranks else ""
+        return self.rule.problem(f"{self.text}{where}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """Hold what the ranks of a plan do on GPUs, and what is wrong with it."""
+
+    plan: Plan
+    """What was rehearsed: on NCCL, and with so many microbatches."""
+    num_microbatches: int
+    """Microbatches of a step of the plan that was asked for."""
+    ranks: tuple[RankRehearsal, ...]
+    """One rank of each class; the entries of its log are not kept."""
+    checked: tuple[int, ...]
+    """Ranks whose logs were compared with those of their class."""
+    faults: tuple[RehearsalFault, ...]
+    """All that is wrong."""
+    num_operations: int
+    """Operations in the order that was proven."""
+    planned: Mapping[int, Mapping[str, float]]
+    """Bytes that the plan says each of the ranks holds at its peak, by term."""
+    sent: Mapping[int, Mapping[str, int]]
+    """Bytes that the plan says each of the ranks sends in a step, by axis."""
+    seconds: float
+    """How long the rehearsal took."""
+    roofline: Roofline | None = None
+    """Seconds of the counted work; None where the devices of the plan are processors."""
+
+    @property
+    def holds(self) -> bool:
+        """Return whether nothing is wrong."""
+        return not self.faults
+
+    @property
+    def fullest(self) -> RankRehearsal:
+        """Return the rank with the highest peak."""
+        return max(self.ranks, key=lambda one: one.peak_bytes)
+
+    def memory_error(self, rank: RankRehearsal) -> float:
+        """Return by how much the plan's peak is above that of a rank, as a share of it."""
+        return sum(self.planned[rank.rank].values()) / rank.peak_bytes - 1.0
+
+    def require(self) -> None:
+        """Raise ProofFailed, with a problem for each fault, unless there is none."""
+        if self.faults:
+            raise ProofFailed([fault.problem() for fault in self.faults])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the rehearsal as a JSON object."""
+        return {
+            "plan": self.plan.name,
+            "plan_hash": self.plan.content_hash(),
+            "world_size": self.plan.mesh.world_size,
+            "microbatches": {
+                "rehearsed": self.plan.num_microbatches,
+                "step": self.num_microbatches,
+            },
+            "holds": self.holds,
+            "faults": [
+                {"rule": one.rule.id, "ranks": list(one.ranks), "text": one.text}
+                for one in self.faults
+            ],
+            "num_operations": self.num_operations,
+            "checked_ranks": list(self.checked),
+            "seconds": self.seconds,
+            "roofline": None if self.roofline is None else self.roofline.to_json(),
+            "ranks": [self._rank_json(one) for one in self.ranks],
+        }
+
+    def _repr_html_(self) -> str | None:
+        """Return the rehearsal, as a notebook shows it: its page without a script."""
+        return NOTEBOOK_VIEWS.html("rehearsal", self)
+
+    def _rank_json(self, rank: RankRehearsal) -> dict[str, object]:
+        return {
+            "rank": rank.rank,
+            "peak_bytes": rank.peak_bytes,
+            "planned_peak_bytes": sum(self.planned[rank.rank].values()),
+            "held_bytes": dict(rank.held),
+            "at_peak": dict(rank.at_peak),
+            "most_by_term": dict(rank.most),
+            "planned_by_term": dict(self.planned[rank.rank]),
+            "sent_bytes": dict(rank.sent),
+            "planned_sent_bytes": dict(self.sent[rank.rank]),
+            "host_reads": [
+                {"action": action, "what": what, "count": count}
+                for (action, what), count in rank.reads.items()
+            ],
+            "work": {
+                task or "outside of actions": {
+                    "kernels": work.kernels,
+                    "bytes": work.bytes,
+                    "flops": work.flops,
+                }
+                for task, work in rank.work.items()
+            },
+            "curve": [
+                {"action": one.action, "kept": sum(one.kept.values()), "peak": one.peak_bytes}
+                for one in rank.points
+            ],
+        }
+
 
 _PARTS_PER_PROCESS = 3
 """A process rehearses its ranks in so many parts; those of one share what is known of shapes."""

@@ -11,7 +11,6 @@ subject.py           the engine as the thing under proof
 recorders.py         routes of a step, and what passes between blocks
 run_checkpoints.py   the checkpoints of one run
 diagnosis.py         where a NaN came from
-generate.py          text from a trained model, on one device and without a cache
 inference.py         the ranks that generate: their part of a checkpoint
 weights/             first weights from files of other tools, and files for them
 servers/             engines of parameter servers and their workers

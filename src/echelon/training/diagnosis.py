@@ -33,7 +33,7 @@ from echelon.parallel.data import GradientReduction
 from echelon.parallel.expert.router import RoutedTokens, Router, TokenRouting
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.storage.buckets import Bucket, Slot
-from echelon.schedule.forward import forward_only
+from echelon.schedule.from_plan import forward_only
 from echelon.training.engine import TrainEngine
 from echelon.training.steps.part import StepResult
 

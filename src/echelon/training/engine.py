@@ -38,8 +38,7 @@ from echelon.parallel.storage.weights import (
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder
 from echelon.schedule.action import Schedule
-from echelon.schedule.forward import forward_only
-from echelon.schedule.from_plan import schedule_from_plan
+from echelon.schedule.from_plan import forward_only, schedule_from_plan
 from echelon.training.checkpoint.index import PARAMETERS
 from echelon.training.optimizer import MASTER, SliceOptimizer, sum_of_squares
 from echelon.training.optimizer.step import learning_rate

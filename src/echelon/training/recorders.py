@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from echelon.models.batch import TokenBatch
-from echelon.models.boundaries import listen_to_boundaries
+from echelon.models.decoder import listen_to_boundaries
 from echelon.models.moe import token_numbers
 from echelon.parallel.expert import LayerLoad
 from echelon.parallel.expert.router import RoutedTokens, TokenRouting

@@ -36,7 +36,7 @@ from echelon.training.recorders import (
     RecordedRouting,
     RoutingRecorder,
 )
-from echelon.training.servers.server import AsynchronousServer
+from echelon.training.servers.asynchronous import AsynchronousServer
 
 
 class BatchRows(Protocol):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.config.cluster.calibration import read_calibration
+from echelon.config.cluster.file import read_calibration
 from echelon.config.cluster.settings import read_cluster_file
 from echelon.config.load import load_job
 from echelon.core.cluster import Cluster

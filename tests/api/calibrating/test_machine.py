@@ -13,7 +13,7 @@ import torch
 from echelon.api.calibrating.machine import MachineCalibration, calibrate_machine
 from echelon.api.calibrating.measuring import QUICK
 from echelon.cli.calibrate import machine_json, machine_report
-from echelon.config.cluster.calibration import read_calibration
+from echelon.config.cluster.file import read_calibration
 from echelon.config.files.measurements import unfinished_file
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from echelon.api.calibrating.merge import merge_calibrations
-from echelon.config.cluster.calibration import CalibrationRecord, read_calibration
-from echelon.config.cluster.file import cluster_toml
+from echelon.config.cluster.file import CalibrationRecord, cluster_toml, read_calibration
 from echelon.config.load import load_job
 from echelon.core.cluster import Cluster, Device, Efficiency, Link
 from echelon.core.errors import ConfigError

@@ -149,7 +149,7 @@ LOST_MICROBATCH = _STAGED_PATCHED % (
 """The first stage forgets the gradient of the second microbatch."""
 
 SHIFTED_LABEL = _STAGED_PATCHED % (
-    "from echelon.parallel.module.context.build import SequenceCut\n"
+    "from echelon.parallel.module.context import SequenceCut\n"
     "own = SequenceCut.cut\n"
     "def shifted(self, batch):\n"
     "    made = own(self, batch)\n"

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from echelon.cli.main import main
-from echelon.config.cluster.calibration import CalibrationRecord
-from echelon.config.cluster.file import cluster_toml
+from echelon.config.cluster.file import CalibrationRecord, cluster_toml
 from echelon.config.load import load_job
 from tests.telemetry.recorded_runs import plan_of, stage_times, write_run
 

@@ -9,7 +9,7 @@ import pytest
 from echelon.api.calibrating.machine import MachineCalibration
 from echelon.api.calibrating.merge import MergedCalibration
 from echelon.cli.calibrate import machine_json, machine_report, merged_report
-from echelon.config.cluster.calibration import CalibrationRecord
+from echelon.config.cluster.file import CalibrationRecord
 from echelon.core.cluster import Cluster, Device, Link
 from echelon.cost.fit.device import DeviceFit
 from echelon.cost.fit.links import LinkFit

@@ -9,9 +9,9 @@ from threading import Event
 
 import pytest
 
-from echelon.cli import stderr
+from echelon.cli import output as stderr
 from echelon.cli.main import main
-from echelon.cli.stderr import loudness, note, split_loudness, working
+from echelon.cli.output import loudness, note, split_loudness, working
 from echelon.core.messages.notes import NOTES, PROGRESS
 
 CLEAR = "\r\x1b[2K"

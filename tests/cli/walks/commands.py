@@ -35,7 +35,7 @@ _MODULES = (
     "echelon.cli.train",
     "echelon.cli.generate",
     "echelon.cli.other_tools",
-    "echelon.cli.plan.command",
+    "echelon.cli.plan",
     "echelon.config.load",
     "echelon.proof.run",
     "echelon.proof.whole_run.whole_run",

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from echelon.config.cluster.calibration import CalibrationRecord, read_calibration
-from echelon.config.cluster.file import cluster_toml
+from echelon.config.cluster.file import CalibrationRecord, cluster_toml, read_calibration
 from echelon.config.cluster.settings import named_cluster, read_cluster_file
 from echelon.core.cluster import STEP_ERROR, Cluster
 

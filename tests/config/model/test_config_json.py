@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from echelon.config.model.config_json import ConfigJsonReader, rope_entry, rope_type
+from echelon.config.model.architectures.common import ConfigJsonReader, rope_entry, rope_type
 
 
 def reader_of(**config: object) -> ConfigJsonReader:

@@ -8,7 +8,7 @@ import pytest
 
 from echelon.cli.app import COMMANDS
 from echelon.config.schema import SETTINGS
-from echelon.core.messages.synonyms import SYNONYMS
+from echelon.core.messages.names import SYNONYMS
 from echelon.core.rules import did_you_mean
 from echelon.core.settings.list_types import ChoiceList
 from echelon.core.settings.value_types import Choice

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echelon.core.settings.data_mixture import MixturePart, phases_of, places_of, sources_of
+from echelon.core.settings.list_types import MixturePart, phases_of, places_of, sources_of
 
 PARTS = (
     MixturePart(path="b", weight=1),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from echelon.core.settings.data_mixture import MixturePart
-from echelon.core.settings.list_types import MixtureList, mixture_parts
+from echelon.core.settings.list_types import MixtureList, MixturePart, mixture_parts
 
 
 def test_tables_are_parts_and_none_are_none() -> None:

@@ -12,9 +12,8 @@ from echelon.cost.activations.attention import (
     attention_saved,
     latent_operators,
 )
-from echelon.cost.activations.from_plan import activation_numbers_from_plan
 from echelon.cost.activations.linear import mlp_operators
-from echelon.cost.activations.numbers import total_saved_bytes
+from echelon.cost.activations.numbers import activation_numbers_from_plan, total_saved_bytes
 from tests.parallel.layouts import GPT2, NANO, QWEN, plan_of
 
 

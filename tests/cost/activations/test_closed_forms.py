@@ -17,8 +17,7 @@ from echelon.cost.activations.closed_forms import (
     loss_kind_bytes,
     saved_bytes_of_block,
 )
-from echelon.cost.activations.from_plan import activation_numbers_from_plan
-from echelon.cost.activations.numbers import LOSS_ROWS, OperatorMemory
+from echelon.cost.activations.numbers import LOSS_ROWS, OperatorMemory, activation_numbers_from_plan
 from echelon.cost.activations.units import block_operators, head_operators
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
 from echelon.models.piece_sizes import TRAINING_PIECES

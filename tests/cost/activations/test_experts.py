@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from echelon.cost.activations.expert_numbers import expert_numbers
 from echelon.cost.activations.experts import DISPATCH, mixture_operators, mixture_saved
-from echelon.cost.activations.from_plan import activation_numbers_from_plan
-from echelon.cost.activations.numbers import total_saved_bytes
+from echelon.cost.activations.numbers import activation_numbers_from_plan, total_saved_bytes
 from tests.parallel.layouts import DEEPSEEK, MIXTRAL, plan_of
 
 PLAN = plan_of(model=MIXTRAL, dtype="fp32")

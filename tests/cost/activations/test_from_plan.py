@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from echelon.core.model_shape import Multipliers
-from echelon.cost.activations.from_plan import activation_numbers_from_plan
+from echelon.cost.activations.numbers import activation_numbers_from_plan
 from tests.parallel.layouts import NANO, plan_of
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from echelon.core.plan import Plan, Precision
-from echelon.cost.activations.from_plan import activation_numbers_from_plan
 from echelon.cost.activations.linear import (
     DOWN,
     ExpertProducts,
@@ -20,7 +19,12 @@ from echelon.cost.activations.linear import (
     mlp_saved,
     norm_saved,
 )
-from echelon.cost.activations.numbers import ActivationNumbers, SavedTensor, total_saved_bytes
+from echelon.cost.activations.numbers import (
+    ActivationNumbers,
+    SavedTensor,
+    activation_numbers_from_plan,
+    total_saved_bytes,
+)
 from echelon.cost.bytes.quantised import widened_element_bytes
 from echelon.rehearsal.run import on_nccl
 from tests.parallel.layouts import GPT2, MIXTRAL, plan_of

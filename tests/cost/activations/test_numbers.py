@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from echelon.cost.activations.attention import attention_operators
-from echelon.cost.activations.from_plan import activation_numbers_from_plan
 from echelon.cost.activations.linear import mlp_operators
 from echelon.cost.activations.numbers import (
     ActivationNumbers,
     OperatorMemory,
+    activation_numbers_from_plan,
     saved_tensors,
     total_saved_bytes,
 )

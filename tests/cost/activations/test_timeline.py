@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from echelon.core.plan import Plan, Recompute
-from echelon.cost.activations.from_plan import activation_numbers_from_plan
 from echelon.cost.activations.numbers import (
     OperatorMemory,
     SavedTensor,
+    activation_numbers_from_plan,
 )
 from echelon.cost.activations.timeline import (
     RankActivations,

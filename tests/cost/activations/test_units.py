@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from echelon.core.plan import Plan, Recompute, RecomputedOperator
-from echelon.cost.activations.from_plan import activation_numbers_from_plan
-from echelon.cost.activations.numbers import total_saved_bytes
+from echelon.cost.activations.numbers import activation_numbers_from_plan, total_saved_bytes
 from echelon.cost.activations.timeline import RankActivations
 from echelon.cost.activations.units import (
     UnitOperators,

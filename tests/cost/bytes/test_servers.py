@@ -8,7 +8,7 @@ from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.held import bytes_held
 from echelon.cost.bytes.sent import bytes_sent, bytes_sent_by_axis
 from echelon.cost.bytes.servers import through_server
-from echelon.layout.servers import served_buckets
+from echelon.layout.slots import served_buckets
 from tests.parallel.layouts import plan_of
 from tests.parallel.servers.test_server import MIXED, served_plan
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 
-from echelon.core.offload_file import PAGE_BYTES
+from echelon.core.disk import PAGE_BYTES
 from echelon.core.plan import DTYPE_BYTES, Plan, Zero, ZeroStage
 from echelon.cost.bytes.transient import (
     BUCKETS_IN_FLIGHT,

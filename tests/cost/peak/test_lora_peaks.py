@@ -6,8 +6,7 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.core.axis import Axis
-from echelon.cost.peak.pipeline import with_few_microbatches
-from echelon.cost.peak.rank_peak import PeakWalk
+from echelon.cost.peak.rank_peak import PeakWalk, with_few_microbatches
 from echelon.rehearsal.rank import rehearse_rank
 from echelon.rehearsal.run import on_nccl
 from tests.rehearsal.test_peaks import CASES as LAYOUTS

@@ -8,7 +8,7 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.core.plan import Plan
-from echelon.cost.peak.pipeline import (
+from echelon.cost.peak.rank_peak import (
     ROUNDS,
     message_counts,
     most_in_flight,

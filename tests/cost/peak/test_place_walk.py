@@ -7,9 +7,8 @@ import pytest
 from echelon.config.load import load_job
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
-from echelon.cost.activations.from_plan import activation_numbers_from_plan
+from echelon.cost.activations.numbers import activation_numbers_from_plan
 from echelon.cost.activations.timeline import RankActivations
-from echelon.cost.peak.pipeline import message_counts
 from echelon.cost.peak.place_walk import (
     END,
     HighestMoment,
@@ -18,7 +17,7 @@ from echelon.cost.peak.place_walk import (
     operator_of,
     writes_at_end,
 )
-from echelon.cost.peak.rank_peak import TERMS, PeakWalk
+from echelon.cost.peak.rank_peak import TERMS, PeakWalk, message_counts
 from echelon.layout.stage import held_experts, part_of, stage_parameters
 from echelon.schedule.from_plan import schedule_from_plan
 

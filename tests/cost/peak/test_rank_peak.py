@@ -17,7 +17,7 @@ from echelon.cost.peak.rank_peak import (
     resting_terms,
     server_peak_buffers,
 )
-from echelon.layout.servers import plan_server_ranges
+from echelon.layout.slots import plan_server_ranges
 from tests.parallel.servers.test_server import served_plan
 
 STATE = ("parameters", "gradients", "optimizer")

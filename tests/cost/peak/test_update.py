@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from echelon.config.load import load_job
-from echelon.core.offload_file import round_up_to_pages
+from echelon.core.disk import round_up_to_pages
 from echelon.core.plan import Plan
 from echelon.cost.peak.update import (
     NORM_ELEMENTS,

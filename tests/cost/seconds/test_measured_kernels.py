@@ -17,11 +17,7 @@ from echelon.core.cluster import NOT_MEASURED, Cluster
 from echelon.core.plan import Plan
 from echelon.cost.inputs.cost_inputs import CostInputs
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
-from echelon.cost.seconds.measured_kernels import (
-    IN_COMPANY,
-    measured_attention_kernel,
-    measured_tables,
-)
+from echelon.cost.seconds.kernels import IN_COMPANY, measured_attention_kernel, measured_tables
 from echelon.cost.seconds.step import step_seconds
 from echelon.cost.seconds.trainers import our_constants
 

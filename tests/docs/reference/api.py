@@ -53,9 +53,9 @@ RECORDS = {
             "echelon.planner.answer.answer.EstimatedPlan",
             "echelon.planner.predict.bands.BandedValue",
         ),
-        *("echelon.planner.explain.compare.PlanComparison", "echelon.rehearsal.result.Rehearsal"),
+        *("echelon.planner.explain.compare.PlanComparison", "echelon.rehearsal.run.Rehearsal"),
         *("echelon.proof.verdict.Proof", "echelon.proof.verdict.SubjectProof"),
-        *("echelon.proof.bisect.verdict.Bisection", "echelon.proof.deviations.StrategyDeviation"),
+        *("echelon.proof.bisect.verdict.Bisection", "echelon.proof.verdict.StrategyDeviation"),
         *("echelon.parallel.threads.module.ThreadedModule", "echelon.api.strategies.StrategyScope"),
         "echelon.training.module.optimizer.ModuleOptimizer",
         *(
@@ -67,7 +67,7 @@ RECORDS = {
         "echelon.api.exporting.ExportedWeights",
         "echelon.api.calibrating.machine.MachineCalibration",
         *(
-            "echelon.config.files.times_file.TimesFile",
+            "echelon.config.files.measurements.TimesFile",
             "echelon.api.calibrating.run.RunCalibration",
         ),
         "echelon.api.calibrating.merge.MergedCalibration",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.handbook.guides.sizes import NAMED, SIZES, rows_for
+from echelon.handbook.guides.practices import NAMED, SIZES, rows_for
 from echelon.handbook.guides.strategy import strategy_outcome
 from tests.handbook.guides.situations import situation
 

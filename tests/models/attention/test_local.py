@@ -13,6 +13,8 @@ from echelon.layout.attention_tiles import tiles_between
 from echelon.models.attention import local
 from echelon.models.attention.interface import (
     AttentionGradients,
+    HeadSinks,
+    OnlineSoftmax,
     SavedAttention,
     ScoreRule,
 )
@@ -22,7 +24,6 @@ from echelon.models.attention.local import (
     attend_tiles,
     backward_tiles,
 )
-from echelon.models.attention.online_softmax import HeadSinks, OnlineSoftmax
 from echelon.models.attention.plain import PlainKernel
 from tests.models.attention.cases import MASKS, RUNS, TILE_ROWS, Case, case, expected
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from echelon.core.attention_mask import Band
 from echelon.layout.attention_tiles import AttentionTile
-from echelon.models.attention.online_softmax import HeadSinks, OnlineSoftmax
+from echelon.models.attention.interface import HeadSinks, OnlineSoftmax
 
 ROWS = AttentionTile(slice(0, 3), slice(0, 5), Band(None, None))
 LAST = AttentionTile(slice(2, 3), slice(0, 5), Band(None, None), sequence=1)

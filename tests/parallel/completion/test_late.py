@@ -11,8 +11,7 @@ import torch
 from echelon.core.event import NoEvents
 from echelon.core.plan import OffloadTarget
 from echelon.parallel.completion.in_flight import InFlight, OperationName, Race, RaceKind
-from echelon.parallel.completion.late import InFlightWatch, LateCompletion
-from echelon.parallel.completion.late_group import LateGroup
+from echelon.parallel.completion.late import InFlightWatch, LateCompletion, LateGroup
 from echelon.parallel.completion.late_memory import (
     LateBufferPool,
     LateCopyStreams,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from echelon.core.experts import Balance
-from echelon.models.routing import gates_of, scores_of
+from echelon.models.moe import gates_of, scores_of
 from tests.parallel.expert.toy import EIGHT, Toy
 
 

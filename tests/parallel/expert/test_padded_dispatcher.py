@@ -12,12 +12,11 @@ from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.plan import Plan
 from echelon.launch.local.supervisor import RankPool
 from echelon.layout.expert_load import slots_per_expert
-from echelon.parallel.expert.padded_dispatcher import PaddedTokenDispatcher
 from echelon.parallel.expert.router import TokenRouting
-from echelon.parallel.expert.token_dispatcher import FlatTokenDispatcher
+from echelon.parallel.expert.token_dispatcher import FlatTokenDispatcher, PaddedTokenDispatcher
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder
-from echelon.rehearsal.log import HostRead, RankLog
+from echelon.rehearsal.order import HostRead, RankLog
 from echelon.rehearsal.shapes import ShapesOnly
 from tests.parallel.expert import targets as expert_targets
 from tests.parallel.expert.targets import EXPERTS, Mixed, mixture_plan, stream_of

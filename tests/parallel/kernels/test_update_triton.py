@@ -18,8 +18,7 @@ import pytest
 import torch
 
 from echelon.core.plan import Optimizer
-from echelon.training.optimizer.adamw import AdamW
-from echelon.training.optimizer.sgd import fused_sgd
+from echelon.training.optimizer.elementwise import AdamW, fused_sgd
 from echelon.training.optimizer.trained_ranges import FusedOperands
 from tests.parallel.kernels.interpreted import DEVICE, DTYPES, ROUNDED, given, load_kernels
 

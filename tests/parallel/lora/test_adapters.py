@@ -10,7 +10,7 @@ import torch
 
 from echelon.core.choices.lora import LINEARS, Lora
 from echelon.models.modules import EmptyLinear
-from echelon.parallel.lora.adapters import takes_gradients
+from echelon.parallel.lora import takes_gradients
 from echelon.parallel.rank_model import RankModel
 from tests.parallel.layouts import NANO, plan_of
 from tests.parallel.one_rank import alone

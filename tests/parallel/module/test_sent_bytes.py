@@ -12,7 +12,7 @@ from echelon.layout.modules import (
     StackedExperts,
     plan_stage_buckets,
 )
-from echelon.parallel.module.context.attention import SeenCall
+from echelon.parallel.module.context import SeenCall
 from tests.layout.test_modules import STAGE_PARAMETERS, STAGE_UNITS
 from tests.parallel.layouts import plan_of
 from tests.parallel.module.sent_bytes import (

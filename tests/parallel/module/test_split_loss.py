@@ -10,8 +10,13 @@ from torch.nn import functional as F
 
 from echelon.core.event import NoEvents
 from echelon.launch.local.supervisor import RankPool
-from echelon.parallel.module.loss import CAUSAL, ModuleLoss
-from echelon.parallel.module.split_loss import SplitCausalLoss, SplitCrossEntropy, over_vocabulary
+from echelon.parallel.module.loss import (
+    CAUSAL,
+    ModuleLoss,
+    SplitCausalLoss,
+    SplitCrossEntropy,
+    over_vocabulary,
+)
 from echelon.parallel.module.tensor.layers import TensorLink
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder

@@ -7,8 +7,8 @@ import mmap
 import pytest
 import torch
 
+from echelon.core.disk import PAGE_BYTES
 from echelon.core.errors import EnvironmentProblem
-from echelon.core.offload_file import PAGE_BYTES
 from echelon.parallel.offload import buffers
 from echelon.parallel.offload.buffers import BoundedBuffers, device_memory, plain_memory
 

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 import torch
 
-from echelon.core.offload_file import PAGE_BYTES
+from echelon.core.disk import PAGE_BYTES
 from echelon.parallel.offload.copying_store import CopiedFetch, CopyingOffloadStore
 from echelon.parallel.offload.file_store import FileOffloadStore
 from echelon.parallel.offload.store import MemoryOffloadStore

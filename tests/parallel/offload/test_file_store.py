@@ -14,8 +14,8 @@ from threading import Event
 import pytest
 import torch
 
-from echelon.core import offload_file
-from echelon.core.offload_file import PAGE_BYTES
+from echelon.core import disk as offload_file
+from echelon.core.disk import PAGE_BYTES
 from echelon.parallel.offload.file_store import FileExtent, FileFetch, FileOffloadStore
 from echelon.parallel.offload.store import MemoryOffloadStore
 from tests.parallel.offload.disks import descriptor_in, mounted, refused

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from echelon.core.offload_file import PAGE_BYTES, offload_folder_problems
+from echelon.core.disk import PAGE_BYTES, offload_folder_problems
 from echelon.parallel.offload.file_store import FileOffloadStore
 from tests.parallel.offload.disks import descriptor_in, largest_file, mounted, refused
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.core.offload_file import PAGE_BYTES
+from echelon.core.disk import PAGE_BYTES
 from echelon.core.plan import OffloadTarget
 from echelon.parallel.offload import OffloadStore, make_offload_store
 from echelon.parallel.offload.copy_streams import CopyStreams

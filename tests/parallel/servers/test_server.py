@@ -10,7 +10,7 @@ import torch
 
 from echelon.core.plan import Plan, Precision
 from echelon.launch.local.supervisor import RankPool
-from echelon.layout.servers import served_buckets, server_elements
+from echelon.layout.slots import served_buckets, server_elements
 from echelon.parallel.servers.server import server_buckets
 from echelon.proof.run import prove
 from tests.parallel.layouts import GPT2, NANO, QWEN, plan_of

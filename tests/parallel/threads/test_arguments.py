@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import echelon as ec
-from echelon.parallel.threads.arguments import devices_of
+from echelon.parallel.threads.module import devices_of
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.cost.bytes.held import bytes_held_by_pool
 from echelon.cost.bytes.nccl import nccl_bytes
-from echelon.cost.peak import pipeline as few_rounds
+from echelon.cost.peak import rank_peak as few_rounds
 from echelon.cost.peak.rank_peak import PeakWalk
 from echelon.planner.predict.estimate import estimate_plan, peak_bytes_by_place
 from echelon.planner.search.ranked import (

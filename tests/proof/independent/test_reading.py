@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from echelon.core.settings.data_mixture import MixturePhase
+from echelon.core.settings.list_types import MixturePhase
 from echelon.proof.independent.reading import (
     learning_rates,
     mixed_batches,

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.core.settings.data_mixture import MixturePhase
+from echelon.core.settings.list_types import MixturePhase
 from echelon.proof.independent.samples import Source, mixed_samples, read_row, samples_of_step
 from echelon.training.data.batches import numbered_ids, sample_ids
 from echelon.training.data.mixed_dataset import Mixture

@@ -16,7 +16,7 @@ from echelon.parallel.expert.router import Router
 from echelon.parallel.operations import RankOperations
 from echelon.training import engine
 from echelon.training.optimizer import step as optimizer_step
-from echelon.training.optimizer.adamw import AdamW
+from echelon.training.optimizer.elementwise import AdamW
 from tests.models.latent_shapes import LATENT
 from tests.parallel.layouts import DEEPSEEK, MIXTRAL, plan_of
 from tests.proof.layouts import FP16

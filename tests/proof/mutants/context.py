@@ -13,7 +13,7 @@ import torch
 from echelon.core.attention_mask import AttentionMask, Band, PositionRun
 from echelon.core.plan import Plan
 from echelon.layout.attention_tiles import AttentionTile
-from echelon.models.attention.online_softmax import OnlineSoftmax
+from echelon.models.attention.interface import OnlineSoftmax
 from echelon.models.batch import TokenBatch
 from echelon.models.precision import widened
 from echelon.parallel import operations

@@ -21,7 +21,7 @@ from echelon.proof.shrink import stages_of
 from echelon.training import engine
 from echelon.training.engine import TrainEngine
 from echelon.training.optimizer import muon, step
-from echelon.training.optimizer.adamw import AdamW
+from echelon.training.optimizer.elementwise import AdamW
 from tests.proof.layouts import BF16, layout
 from tests.proof.mutants.planting import Told, mutant
 

@@ -12,7 +12,7 @@ import torch
 from echelon.core.experts import ExpertLayout
 from echelon.core.plan import Plan, Zero
 from echelon.layout.buckets import slice_index
-from echelon.models.routing import counts_of
+from echelon.models.moe import counts_of
 from echelon.parallel import data
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.expert.balance import Balancer

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from echelon.core.plan import Collectives, Plan
-from echelon.parallel.transport.algorithms import hierarchical, ring
-from echelon.parallel.transport.algorithms.steps import Part, Step
+from echelon.parallel.transport import algorithms
+from echelon.parallel.transport.algorithms import Part, Step
 from tests.proof.layouts import layout
 from tests.proof.mutants.planting import Told, mutant
 
@@ -47,8 +47,8 @@ def summed(*, each: int, algorithm: str = "hierarchical", **chosen: Any) -> Plan
 )
 def last_chunk_not_passed_on(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """End phase 2 of the ring one step early: each rank keeps its own part of one chunk."""
-    gather = ring.gather_phase
-    patch.setattr(ring, "gather_phase", lambda *given, **named: gather(*given, **named)[:-1])
+    gather = algorithms.gather_phase
+    patch.setattr(algorithms, "gather_phase", lambda *given, **named: gather(*given, **named)[:-1])
 
 
 SHARDS: dict[str, Any] = {"dp": 4, "each": 2, "zero": {"stage": 3}}
@@ -70,14 +70,14 @@ SEQUENCE: dict[str, Any] = {"tp": 4, "each": 2, "sequence_parallel": True}
 )
 def slice_from_the_wrong_node(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Send the others of a node, where slices are gathered, for each node that of the next one."""
-    to_all = hierarchical._Node.to_all
+    to_all = algorithms._Node.to_all
 
-    def turned(self: hierarchical._Node, parts: list[tuple[Part, ...]]) -> Step:
+    def turned(self: algorithms._Node, parts: list[tuple[Part, ...]]) -> Step:
         step, own = to_all(self, parts), parts[self.index]
         following = dict(zip(own, (*own[1:], own[0]), strict=True))
         return replace(step, sends=tuple((place, following[one]) for place, one in step.sends))
 
-    patch.setattr(hierarchical._Node, "to_all", turned)
+    patch.setattr(algorithms._Node, "to_all", turned)
 
 
 @mutant(
@@ -86,7 +86,7 @@ def slice_from_the_wrong_node(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 )
 def sums_across_nodes_left_out(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """End a hierarchical reduce-scatter before its nodes have added up."""
-    patch.setattr(hierarchical, "scatter_phase", lambda *given, **named: ())
+    patch.setattr(algorithms, "scatter_phase", lambda *given, **named: ())
 
 
 @mutant(
@@ -101,5 +101,5 @@ def sums_across_nodes_left_out(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 )
 def own_slice_is_that_of_the_next(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Scatter around the ring as an all-reduce does: the owner of each sum is one place off."""
-    scatter = ring.scatter_phase
-    patch.setattr(ring, "scatter_phase", lambda *given, **named: scatter(*given, ahead=1))
+    scatter = algorithms.scatter_phase
+    patch.setattr(algorithms, "scatter_phase", lambda *given, **named: scatter(*given, ahead=1))

@@ -13,7 +13,7 @@ from echelon.core.model_shape import Experts
 from echelon.core.plan import Plan, Precision, Zero
 from echelon.launch.context import RankContext
 from echelon.launch.local.supervisor import RankPool
-from echelon.models.routing import choose_experts
+from echelon.models.moe import choose_experts
 from echelon.parallel.expert import router
 from echelon.proof.run import prove
 from echelon.training.subject import build

@@ -131,7 +131,7 @@ def each_end_starts_a_document(patch: pytest.MonkeyPatch) -> None:
             (0, *(int(t) + 1 for t in np.flatnonzero(row[:-1] == end))) for row in tokens_BT
         )
 
-    patch.setattr("echelon.training.generate.document_starts", behind_each)
+    patch.setattr("echelon.training.whole_run.document_starts", behind_each)
 
 
 @planted(whole_run.read_back)

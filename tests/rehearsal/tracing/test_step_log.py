@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from echelon.rehearsal.log import Issue, RankLog
 from echelon.rehearsal.memory import HOST
+from echelon.rehearsal.order import Issue, RankLog
 from echelon.rehearsal.shapes import META, ShapesOnly
-from echelon.rehearsal.tracing.step_log import (
+from echelon.rehearsal.traces import (
     Awaited,
     Held,
     HostWaited,

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from echelon.core.errors import ConfigError
-from echelon.rehearsal.result import Rehearsal
-from echelon.rehearsal.run import rehearse
-from echelon.rehearsal.tracing.traces import KERNELS, MEMORY, WAITS, TraceFolder
+from echelon.rehearsal.run import Rehearsal, rehearse
+from echelon.rehearsal.traces import KERNELS, MEMORY, WAITS, TraceFolder
 from echelon.schedule.from_plan import schedule_from_plan
 from echelon.telemetry.timeline import COMPUTE
 from tests.rehearsal.test_run import plan_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from echelon.rehearsal.log import RankLog
+from echelon.rehearsal.order import RankLog
 from echelon.rehearsal.shapes import META, ShapesOnly
 from echelon.rehearsal.work import KernelWork, Product, Work, tensors_in
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from echelon.core.errors import ConfigError
-from echelon.core.settings.data_mixture import MixturePart, phases_of
+from echelon.core.settings.list_types import MixturePart, phases_of
 from echelon.training.data.batches import BatchLayout, training_batch
 from echelon.training.data.dataset import TokenDataset
 from echelon.training.data.look import DOCUMENT_BORDER, look_at_sample, look_at_sources

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from echelon.core.errors import DataError
-from echelon.core.settings.data_mixture import MIXTURE_PLACES, MixturePart, phases_of, places_of
+from echelon.core.settings.list_types import MIXTURE_PLACES, MixturePart, phases_of, places_of
 from echelon.training.data.batches import (
     BatchLayout,
     num_validation_batches,

@@ -21,8 +21,8 @@ from echelon.launch.local.supervisor import RankPool, run_ranks
 from echelon.training.checkpoint import load
 from echelon.training.checkpoint.folder import find_latest
 from echelon.training.checkpoint.index import read_index
-from echelon.training.generate import continue_tokens, load_decoder
 from echelon.training.inference import GenerateTask, RankWriting, generate_rank, rank_cache_size
+from echelon.training.whole_run import continue_tokens, load_decoder
 from tests.training.small_runs import trained_run
 
 EXPERTS = (

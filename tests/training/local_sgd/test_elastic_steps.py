@@ -14,6 +14,7 @@ from echelon.parallel.apply import apply_plan
 from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.recorder import Recorder
+from echelon.training.local_sgd.checkpoint import ElasticIslandCheckpoint
 from echelon.training.local_sgd.elastic_steps import ElasticOuterSteps
 from echelon.training.local_sgd.outer_steps import PARAMETERS
 from echelon.training.steps.part import StepPlace, StepResult
@@ -105,10 +106,8 @@ def test_a_checkpoint_is_written_by_those_that_met() -> None:
     outer, _ = alone(EventList())
     outer.after_update(1, skipped=False)
     scope = outer.checkpoint
+    assert isinstance(scope, ElasticIslandCheckpoint)
     told = scope.exchange(0)
-    assert told is not None
     assert (told.index, told.size, scope.first_saving) == (0, 1, 0)
     assert told.gather_objects("all") == ["all"]
-    again = scope.exchange(1)
-    assert again is not None
-    assert again.gather_objects("again") == ["again"]
+    assert scope.exchange(1).gather_objects("again") == ["again"]

@@ -14,7 +14,7 @@ from echelon.core.plan import Precision, Zero
 from echelon.layout.modules import ModuleSplit, TensorPiece
 from echelon.parallel.module.module import RankModule
 from echelon.training.module.optimizer import ModuleOptimizer
-from echelon.training.module.whole_state import WholeTensors
+from echelon.training.module.state import WholeTensors
 from echelon.training.optimizer import SliceOptimizer
 from tests.parallel.layouts import plan_of
 from tests.training.module.module_state_targets import OPTIMIZER, everything

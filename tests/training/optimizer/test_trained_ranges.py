@@ -8,10 +8,9 @@ import torch
 from echelon.core.plan import Optimizer
 from echelon.models.piece_sizes import PieceSizes
 from echelon.parallel.storage.buckets import Bucket
-from echelon.rehearsal.log import RankLog
+from echelon.rehearsal.order import RankLog
 from echelon.rehearsal.shapes import META, ShapesOnly
-from echelon.training.optimizer.adamw import AdamW
-from echelon.training.optimizer.sgd import MomentumSgd
+from echelon.training.optimizer.elementwise import AdamW, MomentumSgd
 from echelon.training.optimizer.trained_ranges import (
     ElementRule,
     FusedOperands,

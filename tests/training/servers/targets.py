@@ -15,7 +15,7 @@ from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.proof.oracle.batches import global_batch
 from echelon.training.loop import train_rank
-from echelon.training.servers.worker import AsynchronousWorker
+from echelon.training.servers.asynchronous import AsynchronousWorker
 from echelon.training.steps.part import StepResult
 from echelon.training.subject import build
 

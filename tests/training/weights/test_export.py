@@ -31,8 +31,8 @@ from echelon.training.steps.expert_balance import ROUTER_BIAS
 from echelon.training.weights.export import open_model
 from echelon.training.weights.files import find_weights
 from echelon.training.weights.load import load_weights
-from echelon.training.weights.writers.hugging_face import write_files
 from echelon.training.weights.writers.shares import Writers
+from echelon.training.weights.writers.task import write_files
 from tests.parallel.layouts import GPT2, NANO, QWEN
 from tests.training.weights.transformers_models import DEEPSEEK, GPT_OSS, MIXTRAL, QWEN3_MOE
 

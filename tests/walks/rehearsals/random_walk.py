@@ -34,14 +34,13 @@ from statistics import median
 from typing import Any, Literal, TypeVar
 
 from echelon.config.load import load_job
-from echelon.config.rules.plan import require_trainable
+from echelon.config.rules.finders import require_trainable
 from echelon.core.errors import EchelonError
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
 from echelon.core.version import source_hash
-from echelon.cost.peak.pipeline import with_few_microbatches
-from echelon.rehearsal.classes import RankClasses
-from echelon.rehearsal.run import on_nccl, rehearse
+from echelon.cost.peak.rank_peak import with_few_microbatches
+from echelon.rehearsal.run import RankClasses, on_nccl, rehearse
 from tests.walks.matrix.walk import append_line, lines_of
 from tests.walks.plans.random_settings import PRESET, draw_settings, flags_of
 

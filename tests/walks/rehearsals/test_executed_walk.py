@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from echelon.launch.local.supervisor import RankPool
-from echelon.rehearsal.log import RankLog
+from echelon.rehearsal.order import RankLog
 from tests.rehearsal.engine_targets import Issued
 from tests.walks.rehearsals import executed_walk
 from tests.walks.rehearsals.executed_walk import difference, execute_random, main

@@ -22,8 +22,7 @@ from echelon.api.calibrating.place import (
     place_of_launch,
     require_ranks_of_launch,
 )
-from echelon.config.cluster.calibration import CalibrationRecord
-from echelon.config.cluster.file import cluster_toml
+from echelon.config.cluster.file import CalibrationRecord, cluster_toml
 from echelon.config.files.measurements import (
     num_measurements,
     unfinished_file,

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from echelon.config.cluster.calibration import HELD_OUT, CalibrationRecord, read_calibration
-from echelon.config.cluster.file import cluster_toml
+from echelon.config.cluster.file import HELD_OUT, CalibrationRecord, cluster_toml, read_calibration
 from echelon.config.cluster.settings import read_cluster_file
 from echelon.config.files.new_file import require_writable, write_new
 from echelon.core.cluster import Cluster

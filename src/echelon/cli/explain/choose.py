@@ -20,7 +20,10 @@ from echelon.config.setting_layers import SettingLayers, gather_layers, parse_se
 from echelon.core.plan import Plan
 from echelon.core.units import gib, short_count
 from echelon.cost.inputs.cost_inputs import TrainerConstants
-from echelon.handbook.guides.comparison import (
+from echelon.handbook.errata.claims import SOURCES
+from echelon.handbook.guides.practices import (
+    NAMED,
+    PRACTICES,
     Advice,
     SituationAdvice,
     StrategyRow,
@@ -28,11 +31,8 @@ from echelon.handbook.guides.comparison import (
     compare_strategies,
     step_seconds_of,
 )
-from echelon.handbook.guides.practices import PRACTICES
 from echelon.handbook.guides.situation import PlanSituation
-from echelon.handbook.guides.sizes import NAMED
 from echelon.handbook.guides.strategy import StrategyOutcome
-from echelon.handbook.sources import SOURCES
 from echelon.planner.predict.split_memory import GuideSplit
 from echelon.planner.search.request import (
     LAYOUT_KEYS,

@@ -30,17 +30,23 @@ from echelon.cli.explain.entries import (
     lints_text,
 )
 from echelon.cli.explain.experts import ask_experts, experts_page_json, experts_page_text
-from echelon.cli.explain.memory import ask_memory, memory_json, memory_text
+from echelon.cli.explain.memory import (
+    ask_memory,
+    ask_zero,
+    memory_json,
+    memory_text,
+    zero_json,
+    zero_text,
+)
 from echelon.cli.explain.pipeline import ask_pipeline, pipeline_json, pipeline_text
 from echelon.cli.explain.units import ask_units, units_json, units_text
-from echelon.cli.explain.zero import ask_zero, zero_json, zero_text
 from echelon.cli.flags import Json, Settings, argument_problem
 from echelon.cli.output import page_columns, print_result
 from echelon.config.schema import SETTINGS
 from echelon.core.choices.strategies import STRATEGY_NAMES
 from echelon.core.errors import ConfigError
+from echelon.core.messages.names import SYNONYMS
 from echelon.core.messages.removed_settings import REMOVED_SETTINGS
-from echelon.core.messages.synonyms import SYNONYMS
 from echelon.core.rulebook import all_rules, areas
 from echelon.core.rulebook.config import REMOVED_SETTING, UNKNOWN_RULE
 from echelon.core.rules import did_you_mean
@@ -186,7 +192,7 @@ FLAGS: Mapping[str, str] = {"run": "RUN", "settings": "--set"} | {
 
 def search_schema() -> dict[str, Any]:
     """Return the JSON Schema of what a search prints, as published in `search.schema.json`."""
-    text = (files("echelon.cli.plan") / "search.schema.json").read_text(encoding="utf-8")
+    text = (files("echelon.cli") / "search.schema.json").read_text(encoding="utf-8")
     return json.loads(text)
 
 

@@ -19,14 +19,16 @@ from echelon.core.rules import Rule, did_you_mean
 from echelon.core.serialize import to_json
 from echelon.handbook.errata.claims import (
     GUIDES,
+    SOURCES,
     VERDICTS,
+    GuideSource,
     PublishedClaim,
     all_claims,
     select_claims,
+    sources_named_in,
     topics,
 )
 from echelon.handbook.errata.other_claims import agrees_to_given_digits, computed_value
-from echelon.handbook.sources import SOURCES, GuideSource, sources_named_in
 from echelon.planner.lint.checks import LINTS, lint, lint_rows
 from echelon.planner.lint.finding import Lint
 from echelon.planner.view.text_layout import WIDTH, fit_page, flow_paragraphs, wrap_text

@@ -12,8 +12,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from echelon.cli.flags import OUT, Json
-from echelon.cli.output import print_error, print_json
+from echelon.cli.flags import CELLS, DRAWING, OUT, Json, Names, WrittenFiles
+from echelon.cli.output import note, print_error, print_json
 from echelon.cli.schedule.arguments import (
     MostInFlight,
     ScheduleArguments,
@@ -22,8 +22,6 @@ from echelon.cli.schedule.arguments import (
     choose_schedule,
     limits_of,
 )
-from echelon.cli.stderr import note
-from echelon.cli.written_files import CELLS, DRAWING, Names, WrittenFiles
 from echelon.config.files.new_file import write_new
 from echelon.core.errors import InfeasiblePlan
 from echelon.core.rulebook.pipeline import SCHEDULE_CANNOT_DEADLOCK, SCHEDULE_KEEPS_ORDER
@@ -32,10 +30,9 @@ from echelon.schedule.action import Schedule
 from echelon.schedule.build import SCHEDULES
 from echelon.schedule.check import ScheduleReport
 from echelon.schedule.deadlock import draw_deadlock, find_deadlock
-from echelon.schedule.draw import KEY, draw_timeline
+from echelon.schedule.draw import KEY, draw_timeline, timeline_svg
 from echelon.schedule.files import ScheduleFile, read_schedule_file, schedule_csv
 from echelon.schedule.simulate import Simulation, simulate
-from echelon.schedule.svg import timeline_svg
 
 NOT_PROVEN = 1  # exit code
 

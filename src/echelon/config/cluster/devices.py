@@ -19,7 +19,7 @@ from echelon.config.presets import Preset, preset_names, read_preset
 from echelon.core.cluster import Backend, Device, Efficiency
 from echelon.core.messages.names import contains_name
 from echelon.core.settings.value_types import toml_text
-from echelon.cost.seconds.measured_kernels import replaced_efficiencies
+from echelon.cost.seconds.kernels import replaced_efficiencies
 
 VARIANT = r"-(\d+gb|pcie)$"
 """What stands after a device in the name of a preset: one of its memories, or its board."""

@@ -105,9 +105,7 @@ def capacity_factor(view: View) -> float | None:
 
 def read_balance(view: View) -> Balance:
     """Return what keeps experts busy."""
-    return record(
-        view, Balance, "experts", kind=view.word(BALANCE_KEY), capacity_factor=capacity_factor(view)
-    )
+    return record(view, Balance, "experts")
 
 
 def read_expert_layout(view: View) -> tuple[ExpertLayout, dict[str, tuple[object, str]]]:

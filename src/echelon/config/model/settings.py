@@ -23,9 +23,9 @@ from echelon.core.choices.lora import (
 )
 from echelon.core.errors import Problem
 from echelon.core.model_shape import (
+    NEEDED_BY_KIND,
     Experts,
     LatentAttention,
-    LayerKind,
     ModelShape,
     Multipliers,
     RopeKind,
@@ -38,40 +38,6 @@ REQUIRED = ("layers", "hidden", "heads", "ffn", "vocab", "max_positions")
 LATENT_PARTS = ("model.latent.nope_dim", "model.latent.rope_dim")
 NAMED_EXPERTS = ("model.experts.num_experts", "model.experts.top_k", "model.experts.ffn")
 NAMED_KINDS = "model.rope_scaling.kind"
-NEEDED_BY_KIND: Mapping[RopeKind, tuple[str, ...]] = {
-    "llama3": ("original_positions", "low_frequency_factor", "high_frequency_factor"),
-    "linear": (),
-    "yarn": ("original_positions",),
-    "longrope": ("original_positions", "short_factors", "long_factors"),
-}
-"""Fields of a stretch of rotary frequencies that its formula cannot do without."""
-READ_BY_KIND: Mapping[RopeKind, tuple[str, ...]] = {
-    **NEEDED_BY_KIND,
-    "yarn": (
-        "original_positions",
-        "slow_turns",
-        "fast_turns",
-        "whole_dims",
-        "attention_factor",
-    ),
-    "longrope": (*NEEDED_BY_KIND["longrope"], "attention_factor"),
-}
-"""Those that it reads, beside the factor."""
-OPTIONAL = (
-    "window",
-    "soft_cap",
-    "final_soft_cap",
-    "attention_scale",
-    "local_rope_theta",
-)
-OPTIONAL_OF_PARTS = (("latent", "query_rank"), ("experts", "limit"))
-OPTIONAL_STRETCH = (
-    "original_positions",
-    "low_frequency_factor",
-    "high_frequency_factor",
-    "attention_factor",
-)
-"""Fields that "none" stands for nothing of."""
 PARTS = {"rope_scaling": RopeScaling, "latent": LatentAttention, "experts": Experts}
 
 
@@ -91,8 +57,7 @@ def expand_model(entries: Mapping[str, Entry]) -> tuple[dict[str, Entry], list[P
         name = preset.name
         below = {k: e for k, e in preset_entries(preset).items() if k.startswith("model.")}
     else:
-        from echelon.config.model.hugging_face import read_hf_config
-        from echelon.config.model.unknown import ASSUMED_KEY, still_assumed
+        from echelon.config.model.hugging_face import ASSUMED_KEY, read_hf_config, still_assumed
 
         path = View(entries=entries).path("model.hf_config")
         below, problems = read_hf_config(path, named.source)
@@ -195,35 +160,8 @@ def build_model(view: View) -> ModelShape:
         for name, kind in PARTS.items()
     }
     parts["rotary"] = record(view, Rotary, "model.rotary")
-    for part, name in OPTIONAL_OF_PARTS:
-        if parts[part] is not None:
-            given = {name: _or_none(view, f"model.{part}.{name}")}
-            parts[part] = record(view, PARTS[part], f"model.{part}", **given)
     parts["multipliers"] = record(view, Multipliers, "model.multipliers")
-    parts |= {name: _or_none(view, f"model.{name}") for name in OPTIONAL}
-    kinds = view.value("model.layer_kinds")
-    parts["layer_kinds"] = () if kinds == "local" else tuple(cast("list[LayerKind]", kinds))
-    assumed = view.value("model.assumed")
-    parts["assumed"] = () if assumed == "none" else tuple(cast("list[str]", assumed))
-    if parts["rope_scaling"] is not None:
-        parts["rope_scaling"] = _stretch(view)
     return record(view, ModelShape, "model", lora=read_lora(view), **parts)
-
-
-def _stretch(view: View) -> RopeScaling:
-    """Return how rotary frequencies are stretched."""
-    table = "model.rope_scaling"
-    given: dict[str, Any] = {name: _or_none(view, f"{table}.{name}") for name in OPTIONAL_STRETCH}
-    for name in ("short_factors", "long_factors"):
-        given[name] = tuple(
-            map(float, cast("list[float]", _or_none(view, f"{table}.{name}") or ()))
-        )
-    return record(view, RopeScaling, table, **given)
-
-
-def _or_none(view: View, key: str) -> object:
-    value = view.value(key)
-    return None if value == "none" else value
 
 
 RANK_KEY, ALPHA_KEY, TARGETS_KEY = "lora.rank", "lora.alpha", "lora.targets"
@@ -239,12 +177,7 @@ def read_lora(view: View) -> Lora | None:
     """Return the adapters of a model; None where all of its weights are trained."""
     if not has_lora(view):
         return None
-    return Lora(
-        rank=view.integer(RANK_KEY),
-        alpha=view.number(ALPHA_KEY),
-        targets=lora_targets(view),
-        rslora=view.flag(RSLORA_KEY),
-    )
+    return record(view, Lora, "lora", targets=lora_targets(view))
 
 
 def lora_targets(view: View) -> tuple[str, ...]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of the parts of a block (rotations, factors, norms), and of kernels for them."""
+"""Rules of the parts of a block (rotations, factors, norms), of adapters, and of kernels."""
 
 from __future__ import annotations
 
@@ -7,14 +7,25 @@ from collections.abc import Iterator, Sequence
 from typing import cast
 
 from echelon.config.cluster.settings import cluster_of
-from echelon.config.derived.kernels import (
-    FUSED_KEY,
-    PROVIDER_KEY,
-    kernel_provider,
-    missing_pieces,
+from echelon.config.derived.experts import has_experts
+from echelon.config.derived.kernels import FUSED_KEY, PROVIDER_KEY, kernel_provider, missing_pieces
+from echelon.config.model.settings import (
+    ALPHA_KEY,
+    DROPOUT_KEY,
+    RANK_KEY,
+    RSLORA_KEY,
+    TARGETS_KEY,
+    has_lora,
+    lora_linears,
+    lora_targets,
 )
-from echelon.config.rules.violations import RuleViolation, setting_without_effect
+from echelon.config.rules.violations import (
+    RuleViolation,
+    setting_without_effect,
+    settings_excluding,
+)
 from echelon.config.view import View
+from echelon.core.choices.lora import ALL_LINEAR, MLP_LINEARS
 from echelon.core.rulebook.config import NO_EFFECT
 from echelon.core.rulebook.model import (
     BLOCK_FORMS_COMPOSE,
@@ -23,6 +34,14 @@ from echelon.core.rulebook.model import (
     RESIDUAL_NEEDS_NORM,
     TRITON_NEEDS_GPU,
     TURNS_NEED_ROTARY,
+)
+from echelon.core.rulebook.weights import (
+    LORA_DROPOUT,
+    LORA_FULL_PRECISION,
+    LORA_MODEL,
+    LORA_OVERLAP,
+    LORA_REPLICAS,
+    LORA_TARGETS,
 )
 from echelon.core.settings.value_types import toml_text
 
@@ -105,12 +124,7 @@ def block_forms_compose(view: View) -> Iterator[RuleViolation]:
             )
 
 
-BLOCK_FINDERS = (
-    turns_need_rotary,
-    heads_turn,
-    factor_without_dropout,
-    block_forms_compose,
-)
+BLOCK_FINDERS = (turns_need_rotary, heads_turn, factor_without_dropout, block_forms_compose)
 
 
 def triton_needs_gpu(view: View) -> Iterator[RuleViolation]:
@@ -163,3 +177,107 @@ def fused_pieces(view: View) -> Iterator[RuleViolation]:
 
 
 KERNEL_FINDERS = (triton_needs_gpu, fused_pieces)
+
+
+OFF = f'{RANK_KEY} = "none"'
+WHOLE: tuple[tuple[str, object], ...] = (
+    ("precision.matmul", "parameters"),
+    ("zero.gather", "parameters"),
+)
+"""Settings that put weights or products into 8 bits, with what they are without."""
+
+REPLICAS: tuple[tuple[str, object], ...] = (("local_sgd.every", 0), ("servers.count", 0))
+"""Settings that make replicas exchange parameters, with what they are without."""
+
+
+def lora_names_layers(view: View) -> Iterator[RuleViolation]:
+    """Check that every target is a layer of the model."""
+    if not has_lora(view):
+        return
+    there, asked = lora_linears(view), lora_targets(view)
+    absent = [name for name in asked if name not in there]
+    if absent:
+        others = [name for name in asked if name in there]
+        latent = "latent attention" if view.has_table("model.latent") else "grouped-query attention"
+        why = f"the MLP of {view.model_name} has none"
+        if absent != ["gate"]:
+            why = f"{view.model_name} has {latent}, whose blocks have {', '.join(there)}"
+        yield RuleViolation(
+            rule=LORA_TARGETS,
+            key=TARGETS_KEY,
+            message=f"{TARGETS_KEY} has {', '.join(absent)}, but {why}",
+            set_by=(TARGETS_KEY, "model.gated"),
+            suggestions=(*([{TARGETS_KEY: others}] if others else []), {TARGETS_KEY: ALL_LINEAR}),
+        )
+
+
+def lora_has_layers(view: View) -> Iterator[RuleViolation]:
+    """Check that a mixture of experts has adapters beside its attention alone."""
+    if not has_lora(view) or not has_experts(view):
+        return
+    asked = [name for name in lora_targets(view) if name in MLP_LINEARS]
+    if asked:
+        others = [name for name in lora_linears(view) if name not in MLP_LINEARS]
+        yield RuleViolation(
+            rule=LORA_MODEL,
+            key=TARGETS_KEY,
+            message=f"{TARGETS_KEY} = {toml_text(view.value(TARGETS_KEY))} has {', '.join(asked)}, "
+            f"but {view.model_name} has experts",
+            set_by=(TARGETS_KEY, RANK_KEY, "model.experts.num_experts"),
+            suggestions=({TARGETS_KEY: others}, OFF),
+        )
+
+
+def lora_drops_nothing(view: View) -> Iterator[RuleViolation]:
+    """Check that adapters read all of their input."""
+    if has_lora(view) and view.number(DROPOUT_KEY) > 0.0:
+        yield RuleViolation(
+            rule=LORA_DROPOUT,
+            key=DROPOUT_KEY,
+            message=f"{DROPOUT_KEY} = {view.number(DROPOUT_KEY)}: no mask is drawn inside of "
+            "linear layers",
+            suggestions=(f"{DROPOUT_KEY} = 0.0",),
+        )
+
+
+def lora_in_full_precision(view: View) -> Iterator[RuleViolation]:
+    """Check that products and gathers have the dtype of parameters."""
+    for key, plain in WHOLE if has_lora(view) else ():
+        if view.value(key) != plain:
+            ways = f"{key} = {toml_text(plain)}", OFF
+            yield settings_excluding(view, LORA_FULL_PRECISION, key, RANK_KEY, *ways)
+
+
+def lora_at_once(view: View) -> Iterator[RuleViolation]:
+    """Check that rows are not asked to travel in chunks beside products."""
+    key = "mesh.tp_overlap"
+    if has_lora(view) and view.word(key) not in ("none", "auto"):
+        yield settings_excluding(view, LORA_OVERLAP, key, RANK_KEY, f'{key} = "none"', OFF)
+
+
+def lora_sums_gradients(view: View) -> Iterator[RuleViolation]:
+    """Check that no replicas exchange parameters."""
+    for key, plain in REPLICAS if has_lora(view) else ():
+        if view.value(key) != plain:
+            ways = f"{key} = {toml_text(plain)}", OFF
+            yield settings_excluding(view, LORA_REPLICAS, key, RANK_KEY, *ways)
+
+
+def lora_settings_without_effect(view: View) -> Iterator[RuleViolation]:
+    """Find settings of adapters where there are none."""
+    if not has_lora(view):
+        for key in (ALPHA_KEY, TARGETS_KEY, RSLORA_KEY, DROPOUT_KEY, "train.adapters"):
+            yield from setting_without_effect(view, key, f"{OFF}, and all weights are trained")
+
+
+LORA_FINDERS = (
+    lora_names_layers,
+    lora_has_layers,
+    lora_in_full_precision,
+    lora_at_once,
+    lora_sums_gradients,
+)
+"""Rules without which ranks could not train adapters."""
+
+LORA_RUN_FINDERS = (lora_drops_nothing, lora_settings_without_effect)
+"""Rules about what a plan does not say, and about settings without effect."""

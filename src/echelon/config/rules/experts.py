@@ -40,7 +40,7 @@ from echelon.config.schema import SETTINGS
 from echelon.config.view import Unavailable, View, mesh_of
 from echelon.core.axis import Axis
 from echelon.core.experts import unrounded_capacity
-from echelon.core.mesh import Mesh
+from echelon.core.mesh import Mesh, expert_groups
 from echelon.core.rulebook.experts import (
     BIAS_BALANCE_HAS_BIAS,
     CAPACITY_HOLDS_TOKENS,
@@ -54,7 +54,6 @@ from echelon.core.rulebook.experts import (
     TP_DIVIDES_TOKENS,
     TWO_HOP_NEEDS_NODES,
 )
-from echelon.core.strided_groups import expert_groups
 
 SHARD_KEY, REPLICATE_KEY = "mesh.dp_shard", "mesh.dp_replicate"
 SIZE_KEY, LENGTH_KEY = "batch.microbatch_sequences", "batch.sequence_length"

@@ -15,7 +15,11 @@ from echelon.config.derived.replicas import (
     RESTARTS_KEY,
     min_islands_of,
 )
-from echelon.config.rules.violations import RuleViolation, setting_without_effect
+from echelon.config.rules.violations import (
+    RuleViolation,
+    setting_without_effect,
+    settings_excluding,
+)
 from echelon.config.schema import SETTINGS
 from echelon.config.view import View, mesh_of
 from echelon.core.rulebook.islands import (
@@ -43,7 +47,7 @@ REPLICATE_KEY, FRAGMENTS_KEY, DELAY_KEY = (
     "local_sgd.fragments",
     "local_sgd.delay",
 )
-STEPS_KEY = "train.steps"
+GRADIENTS_KEY, STEPS_KEY = "local_sgd.gradients", "train.steps"
 MOST_ISLANDS_WITH_CODES = 7
 """I - 1 bytes of a number, for I islands, are fewer than 8 (I - 1) / I up to so many."""
 
@@ -151,31 +155,21 @@ def keeps_state_near(view: View) -> Iterator[RuleViolation]:
     """Check that nothing of what an outer step changes rests elsewhere."""
     for key in ("zero.optimizer_offload", "zero.parameter_offload"):
         if view.integer(EVERY_KEY) and view.word(key) != "none":
-            yield RuleViolation(
-                rule=LOCAL_SGD_KEEPS_STATE_NEAR,
-                key=key,
-                message=f'{key} = "{view.word(key)}" with {EVERY_KEY} = {view.integer(EVERY_KEY)}',
-                set_by=(key, EVERY_KEY),
-                suggestions=(f'{key} = "none"', f"{EVERY_KEY} = 0"),
-            )
+            ways = f'{key} = "none"', f"{EVERY_KEY} = 0"
+            yield settings_excluding(view, LOCAL_SGD_KEEPS_STATE_NEAR, key, EVERY_KEY, *ways)
 
 
 def scales_of_blocks(view: View) -> Iterator[RuleViolation]:
     """Check that scales in 8 bits are not those of the steps before."""
-    fp8 = view.word("precision.matmul") == "fp8"
-    if view.integer(EVERY_KEY) and fp8 and view.word("precision.fp8_scales") == "tensor":
-        yield RuleViolation(
-            rule=LOCAL_SGD_SCALES_OF_BLOCKS,
-            key="precision.fp8_scales",
-            message=f'precision.fp8_scales = "tensor" with {EVERY_KEY} = {view.integer(EVERY_KEY)}',
-            set_by=("precision.fp8_scales", EVERY_KEY),
-            suggestions=('precision.fp8_scales = "block"', f"{EVERY_KEY} = 0"),
-        )
+    key, fp8 = "precision.fp8_scales", view.word("precision.matmul") == "fp8"
+    if view.integer(EVERY_KEY) and fp8 and view.word(key) == "tensor":
+        ways = f'{key} = "block"', f"{EVERY_KEY} = 0"
+        yield settings_excluding(view, LOCAL_SGD_SCALES_OF_BLOCKS, key, EVERY_KEY, *ways)
 
 
 def codes_save_bytes(view: View) -> Iterator[RuleViolation]:
     """Check that codes of 8 bits are fewer bytes than sums, and come at once."""
-    kind, islands = view.word("local_sgd.gradients"), view.integer(REPLICATE_KEY)
+    kind, islands = view.word(GRADIENTS_KEY), view.integer(REPLICATE_KEY)
     delay = view.integer(DELAY_KEY)
     if not view.integer(EVERY_KEY) or kind == "fp32":
         return
@@ -183,33 +177,23 @@ def codes_save_bytes(view: View) -> Iterator[RuleViolation]:
     if islands > MOST_ISLANDS_WITH_CODES:
         yield RuleViolation(
             rule=LOCAL_SGD_CODES_SAVE_BYTES,
-            key="local_sgd.gradients",
+            key=GRADIENTS_KEY,
             message=f'local_sgd.gradients = "{kind}" with {islands} islands: a number takes '
             f"{islands - 1} bytes, and {8 * (islands - 1) / islands:.3g} of a sum in float32",
-            set_by=("local_sgd.gradients", REPLICATE_KEY),
+            set_by=(GRADIENTS_KEY, REPLICATE_KEY),
             suggestions=(plain, f"{REPLICATE_KEY} = {MOST_ISLANDS_WITH_CODES}"),
         )
     if delay:
-        yield RuleViolation(
-            rule=LOCAL_SGD_CODES_SAVE_BYTES,
-            key=DELAY_KEY,
-            message=f'{DELAY_KEY} = {delay} with local_sgd.gradients = "{kind}"',
-            set_by=(DELAY_KEY, "local_sgd.gradients"),
-            suggestions=(f"{DELAY_KEY} = 0", plain),
-        )
+        ways = f"{DELAY_KEY} = 0", plain
+        yield settings_excluding(view, LOCAL_SGD_CODES_SAVE_BYTES, DELAY_KEY, GRADIENTS_KEY, *ways)
 
 
 def masters_are_wide(view: View) -> Iterator[RuleViolation]:
     """Check that values have the digits of a difference."""
     key = "precision.master"
     if view.integer(EVERY_KEY) and view.word(key) not in ("fp32", "fp64"):
-        yield RuleViolation(
-            rule=LOCAL_SGD_MASTERS_ARE_WIDE,
-            key=key,
-            message=f'{key} = "{view.word(key)}" with {EVERY_KEY} = {view.integer(EVERY_KEY)}',
-            set_by=(key, EVERY_KEY),
-            suggestions=(f'{key} = "fp32"', f"{EVERY_KEY} = 0"),
-        )
+        ways = f'{key} = "fp32"', f"{EVERY_KEY} = 0"
+        yield settings_excluding(view, LOCAL_SGD_MASTERS_ARE_WIDE, key, EVERY_KEY, *ways)
 
 
 def local_sgd_without_effect(view: View) -> Iterator[RuleViolation]:
@@ -240,7 +224,7 @@ LOCAL_SGD_FINDERS = (*LOCAL_SGD_PLAN_FINDERS, ends_with_a_round, local_sgd_witho
 """Rules about local SGD."""
 
 
-GRADIENTS_KEY, SAVE_KEY = "local_sgd.gradients", "checkpoint.every"
+SAVE_KEY = "checkpoint.every"
 ALL = {MIN_ISLANDS_KEY: "all"}
 
 
@@ -267,23 +251,11 @@ def lost_islands_meet_at_once(view: View) -> Iterator[RuleViolation]:
     """Check that an outer step is taken in the step of its meeting, from differences."""
     if not is_elastic(view):
         return
-    told = f"with {MIN_ISLANDS_KEY} = {min_islands_of(view)}"
-    if delay := view.integer(DELAY_KEY):
-        yield RuleViolation(
-            rule=LOST_ISLANDS_MEET_AT_ONCE,
-            key=DELAY_KEY,
-            message=f"{DELAY_KEY} = {delay} {told}",
-            set_by=(DELAY_KEY, MIN_ISLANDS_KEY),
-            suggestions=({DELAY_KEY: 0}, ALL),
-        )
-    if (kind := view.word(GRADIENTS_KEY)) != "fp32":
-        yield RuleViolation(
-            rule=LOST_ISLANDS_MEET_AT_ONCE,
-            key=GRADIENTS_KEY,
-            message=f'{GRADIENTS_KEY} = "{kind}" {told}',
-            set_by=(GRADIENTS_KEY, MIN_ISLANDS_KEY),
-            suggestions=({GRADIENTS_KEY: "fp32"}, ALL),
-        )
+    plain: tuple[tuple[str, object], ...] = ((DELAY_KEY, 0), (GRADIENTS_KEY, "fp32"))
+    for key, value in plain:
+        if view.value(key) != value:
+            ways = {key: value}, ALL
+            yield settings_excluding(view, LOST_ISLANDS_MEET_AT_ONCE, key, MIN_ISLANDS_KEY, *ways)
 
 
 def lost_islands_need_gloo(view: View) -> Iterator[RuleViolation]:
@@ -316,12 +288,9 @@ def lost_islands_leave_no_validation(view: View) -> Iterator[RuleViolation]:
     """Check that no validation waits for an island that may be lost."""
     key = "train.validate_every"
     if is_elastic(view) and view.value(key) != "never":
-        yield RuleViolation(
-            rule=LOST_ISLANDS_LEAVE_NO_VALIDATION,
-            key=key,
-            message=f"{key} = {view.value(key)} with {MIN_ISLANDS_KEY} = {min_islands_of(view)}",
-            set_by=(key, MIN_ISLANDS_KEY),
-            suggestions=({key: "never"}, ALL),
+        ways = {key: "never"}, ALL
+        yield settings_excluding(
+            view, LOST_ISLANDS_LEAVE_NO_VALIDATION, key, MIN_ISLANDS_KEY, *ways
         )
 
 
@@ -337,11 +306,7 @@ def lost_islands_save_at_meetings(view: View) -> Iterator[RuleViolation]:
         message=f"{SAVE_KEY} = {saves} is no number of whole rounds ({saves} % {every} = "
         f"{saves % every}), and {MIN_ISLANDS_KEY} = {min_islands_of(view)}",
         set_by=(SAVE_KEY, EVERY_KEY, MIN_ISLANDS_KEY),
-        suggestions=(
-            *([{SAVE_KEY: more - every}] if more > every else []),
-            {SAVE_KEY: more},
-            ALL,
-        ),
+        suggestions=(*([{SAVE_KEY: more - every}] if more > every else []), {SAVE_KEY: more}, ALL),
     )
 
 

@@ -22,7 +22,11 @@ from echelon.config.derived.experts import (
     has_experts,
     shared_width,
 )
-from echelon.config.rules.violations import RuleViolation, setting_without_effect
+from echelon.config.rules.violations import (
+    RuleViolation,
+    setting_without_effect,
+    settings_excluding,
+)
 from echelon.config.view import View
 from echelon.core.plan import DTYPE_BYTES
 from echelon.core.rulebook.precision import (
@@ -265,31 +269,19 @@ def _blocks(view: View, widths: list[CutWidth]) -> list[str]:
 def fp8_parameters(view: View) -> Iterator[RuleViolation]:
     """Check that what codes stand for is exact in the dtype of parameters."""
     if view.word(MATMUL_KEY) == "fp8" and view.word(DTYPE_KEY) == "fp16":
-        yield RuleViolation(
-            rule=FP8_PARAMETERS,
-            key=MATMUL_KEY,
-            message=f'{MATMUL_KEY} = "fp8" with {DTYPE_KEY} = "fp16": the least scale is 2^-126, '
-            "the least number of fp16 2^-24",
-            set_by=(MATMUL_KEY, DTYPE_KEY),
-            suggestions=(
-                f'{DTYPE_KEY} = "bf16" with precision.loss_scaling = "none"',
-                f'{DTYPE_KEY} = "bf16"',
-                OFF,
-            ),
-        )
+        why = "the least scale is 2^-126, the least number of fp16 2^-24"
+        wide = f'{DTYPE_KEY} = "bf16"'
+        ways = f'{wide} with precision.loss_scaling = "none"', wide, OFF
+        yield settings_excluding(view, FP8_PARAMETERS, MATMUL_KEY, DTYPE_KEY, *ways, because=why)
 
 
 def fp8_gathers_at_once(view: View) -> Iterator[RuleViolation]:
     """Check that rows of 8-bit numbers are not asked to travel in chunks beside products."""
-    overlap = view.word(OVERLAP_KEY)
-    if view.word(MATMUL_KEY) == "fp8" and overlap != "none":
-        yield RuleViolation(
-            rule=FP8_GATHERS_AT_ONCE,
-            key=OVERLAP_KEY,
-            message=f'{OVERLAP_KEY} = "{overlap}" with {MATMUL_KEY} = "fp8": codes and scales are '
-            "gathered at once, in no chunks",
-            set_by=(OVERLAP_KEY, MATMUL_KEY),
-            suggestions=({OVERLAP_KEY: "none"}, OFF),
+    if view.word(MATMUL_KEY) == "fp8" and view.word(OVERLAP_KEY) != "none":
+        why = "codes and scales are gathered at once, in no chunks"
+        ways = {OVERLAP_KEY: "none"}, OFF
+        yield settings_excluding(
+            view, FP8_GATHERS_AT_ONCE, OVERLAP_KEY, MATMUL_KEY, *ways, because=why
         )
 
 
@@ -321,22 +313,16 @@ def fp8_gather(view: View) -> Iterator[RuleViolation]:
             suggestions=({"zero.stage": WHOLE_STAGE}, PLAIN_GATHER),
         )
     if matmul == "fp8" and view.word(SCALES_KEY) == "tensor":
-        yield RuleViolation(
-            rule=FP8_GATHER_OF_SQUARES,
-            key=GATHER_KEY,
-            message=f'{GATHER_KEY} = "fp8" with {SCALES_KEY} = "tensor": codes are made with the '
-            "scales of squares",
-            set_by=(GATHER_KEY, SCALES_KEY),
-            suggestions=({SCALES_KEY: "block"}, PLAIN_GATHER),
+        why = "codes are made with the scales of squares"
+        ways = {SCALES_KEY: "block"}, PLAIN_GATHER
+        yield settings_excluding(
+            view, FP8_GATHER_OF_SQUARES, GATHER_KEY, SCALES_KEY, *ways, because=why
         )
     if home != "none":
-        yield RuleViolation(
-            rule=FP8_GATHER_ON_DEVICE,
-            key=GATHER_KEY,
-            message=f'{GATHER_KEY} = "fp8" with {OFFLOAD_KEY} = "{home}": codes are made of slices '
-            "that are on the device",
-            set_by=(GATHER_KEY, OFFLOAD_KEY),
-            suggestions=({OFFLOAD_KEY: "none"}, PLAIN_GATHER),
+        why = "codes are made of slices that are on the device"
+        ways = {OFFLOAD_KEY: "none"}, PLAIN_GATHER
+        yield settings_excluding(
+            view, FP8_GATHER_ON_DEVICE, GATHER_KEY, OFFLOAD_KEY, *ways, because=why
         )
 
 
@@ -381,16 +367,15 @@ def fp8_settings_without_effect(view: View) -> Iterator[RuleViolation]:
 
 def fp8_history_of_gradients(view: View) -> Iterator[RuleViolation]:
     """Check that gradients of one step are as those of the steps before."""
-    scaling = view.word(SCALING_KEY)
     tensors = view.word(MATMUL_KEY) == "fp8" and view.word(SCALES_KEY) == "tensor"
-    if tensors and scaling != "none":
-        yield RuleViolation(
-            rule=FP8_HISTORY_OF_GRADIENTS,
-            key=SCALES_KEY,
-            message=f'{SCALES_KEY} = "tensor" with {SCALING_KEY} = "{scaling}": scales come from '
-            "gradients of the steps before, and a loss scale that doubles doubles gradients",
-            set_by=(SCALES_KEY, SCALING_KEY),
-            suggestions=({SCALES_KEY: "block"}, f'{SCALING_KEY} = "none"', OFF),
+    if tensors and view.word(SCALING_KEY) != "none":
+        why = (
+            "scales come from gradients of the steps before, and a loss scale that doubles "
+            "doubles gradients"
+        )
+        ways = {SCALES_KEY: "block"}, f'{SCALING_KEY} = "none"', OFF
+        yield settings_excluding(
+            view, FP8_HISTORY_OF_GRADIENTS, SCALES_KEY, SCALING_KEY, *ways, because=why
         )
 
 

@@ -8,7 +8,11 @@ from collections.abc import Iterator
 from echelon.config.cluster.settings import cluster_of
 from echelon.config.derived.experts import has_experts
 from echelon.config.derived.replicas import COUNT_KEY, DAMPING_KEY, STALENESS_KEY, UPDATES_KEY
-from echelon.config.rules.violations import RuleViolation, setting_without_effect
+from echelon.config.rules.violations import (
+    RuleViolation,
+    setting_without_effect,
+    settings_excluding,
+)
 from echelon.config.view import View, mesh_of
 from echelon.core.axis import Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
@@ -109,14 +113,10 @@ def asynchronous_servers_need_gloo(view: View) -> Iterator[RuleViolation]:
 
 def asynchronous_servers_scale_no_loss(view: View) -> Iterator[RuleViolation]:
     """Check that no scale follows what all ranks agree on."""
-    scaling = view.word(SCALING_KEY)
-    if view.word(UPDATES_KEY) == "asynchronous" and scaling != "none":
-        yield RuleViolation(
-            rule=ASYNCHRONOUS_SERVERS_SCALE_NO_LOSS,
-            key=SCALING_KEY,
-            message=f'{SCALING_KEY} = "{scaling}" with {UPDATES_KEY} = "asynchronous"',
-            set_by=(SCALING_KEY, UPDATES_KEY),
-            suggestions=({SCALING_KEY: "none"}, {UPDATES_KEY: "synchronous"}),
+    if view.word(UPDATES_KEY) == "asynchronous" and view.word(SCALING_KEY) != "none":
+        ways = {SCALING_KEY: "none"}, {UPDATES_KEY: "synchronous"}
+        yield settings_excluding(
+            view, ASYNCHRONOUS_SERVERS_SCALE_NO_LOSS, SCALING_KEY, UPDATES_KEY, *ways
         )
 
 
@@ -144,8 +144,5 @@ SERVER_PLAN_FINDERS = (
 )
 """Rules about parameter servers without which ranks could not run a plan."""
 
-SERVER_FINDERS = (
-    *SERVER_PLAN_FINDERS,
-    server_settings_without_effect,
-)
+SERVER_FINDERS = (*SERVER_PLAN_FINDERS, server_settings_without_effect)
 """Rules about parameter servers."""

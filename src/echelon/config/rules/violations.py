@@ -120,6 +120,20 @@ def setting_without_effect(
         )
 
 
+def settings_excluding(
+    view: View, rule: Rule, key: str, other: str, *ways: Way, because: str = ""
+) -> RuleViolation:
+    """Two settings that do not go together; `because` says why."""
+    pair = " with ".join(f"{one} = {toml_text(view.value(one))}" for one in (key, other))
+    return RuleViolation(
+        rule=rule,
+        key=key,
+        message=f"{pair}: {because}" if because else pair,
+        set_by=(key, other),
+        suggestions=ways,
+    )
+
+
 def _back_to_default(view: View, key: str, ways: Sequence[Way]) -> list[str]:
     """Return the default of a setting as a way, where no other way says what must change too."""
     alone = not any(isinstance(way, Mapping) and key in way for way in ways)

@@ -32,9 +32,11 @@ from echelon.config.rules.violations import (
     near_divisors,
     setting_changes,
     setting_without_effect,
+    settings_excluding,
 )
 from echelon.config.view import View, mesh_of
 from echelon.core.axis import SHARD_AXES
+from echelon.core.mesh import StridedGroups, expert_shard_groups, shard_groups
 from echelon.core.parameters import parameters
 from echelon.core.rulebook.config import NO_EFFECT
 from echelon.core.rulebook.zero import (
@@ -49,16 +51,9 @@ from echelon.core.rulebook.zero import (
     ZERO_SHARES_OUT,
 )
 from echelon.core.rules import nearest_divisors
-from echelon.core.strided_groups import StridedGroups, expert_shard_groups, shard_groups
 
 HOMES = ("zero.optimizer_offload", "zero.parameter_offload")
-STAGE_3_ONLY = (
-    "reshard_after_forward",
-    "prefetch",
-    "unit_blocks",
-    "keep_whole_below",
-    "secondary",
-)
+STAGE_3_ONLY = ("reshard_after_forward", "prefetch", "unit_blocks", "keep_whole_below", "secondary")
 SECONDARY_KEY, RESHARD_KEY = "zero.secondary", "zero.reshard_after_forward"
 REDUCE_KEY = "zero.reduce"
 REPLICATE_KEY, SHARD_KEY = "mesh.dp_replicate", "mesh.dp_shard"
@@ -409,40 +404,27 @@ def int8_gather_of_all(view: View) -> Iterator[RuleViolation]:
                 suggestions=({key: WHOLE_STAGE}, PLAIN_GATHER),
             )
             return
-    if (keep := view.integer(KEEP_KEY)) > 0:
-        yield RuleViolation(
-            rule=INT8_GATHER_OF_ALL,
-            key=GATHER_KEY,
-            message=f'{GATHER_KEY} = "int8" with {KEEP_KEY} = {keep}: matrices of fewer numbers '
-            "would be whole, and not rounded",
-            set_by=(GATHER_KEY, KEEP_KEY),
-            suggestions=({KEEP_KEY: 0}, PLAIN_GATHER),
-        )
-    if view.has_table("model.latent") and view.flag(SEQUENCE_KEY) and view.integer(TP_KEY) > 1:
-        yield RuleViolation(
-            rule=INT8_GATHER_OF_ALL,
-            key=GATHER_KEY,
-            message=f'{GATHER_KEY} = "int8" with {SEQUENCE_KEY} = true: matrices that lead down to '
-            f"latent vectors are whole on each of {view.integer(TP_KEY)} tensor ranks, and not cut",
-            set_by=(GATHER_KEY, SEQUENCE_KEY),
-            suggestions=({SEQUENCE_KEY: False}, PLAIN_GATHER),
+    if view.integer(KEEP_KEY) > 0:
+        why = "matrices of fewer numbers would be whole, and not rounded"
+        ways = {KEEP_KEY: 0}, PLAIN_GATHER
+        yield settings_excluding(view, INT8_GATHER_OF_ALL, GATHER_KEY, KEEP_KEY, *ways, because=why)
+    tp = view.integer(TP_KEY)
+    if view.has_table("model.latent") and view.flag(SEQUENCE_KEY) and tp > 1:
+        lead = "matrices that lead down to latent vectors"
+        why = f"{lead} are whole on each of {tp} tensor ranks, and not cut"
+        ways = {SEQUENCE_KEY: False}, PLAIN_GATHER
+        yield settings_excluding(
+            view, INT8_GATHER_OF_ALL, GATHER_KEY, SEQUENCE_KEY, *ways, because=why
         )
 
 
 def int8_gather_rounds_once(view: View) -> Iterator[RuleViolation]:
     """Check that nothing else rounds the same matrices."""
     if _is_int8(view) and view.word(MATMUL_KEY) == "fp8":
-        yield RuleViolation(
-            rule=INT8_GATHER_ROUNDS_ONCE,
-            key=GATHER_KEY,
-            message=f'{GATHER_KEY} = "int8" with {MATMUL_KEY} = "fp8": weights would be rounded to '
-            "integers, and then to floats of 8 bits",
-            set_by=(GATHER_KEY, MATMUL_KEY),
-            suggestions=(
-                {GATHER_KEY: "fp8", BLOCK_KEY: 128},
-                {MATMUL_KEY: "parameters"},
-                PLAIN_GATHER,
-            ),
+        why = "weights would be rounded to integers, and then to floats of 8 bits"
+        ways = {GATHER_KEY: "fp8", BLOCK_KEY: 128}, {MATMUL_KEY: "parameters"}, PLAIN_GATHER
+        yield settings_excluding(
+            view, INT8_GATHER_ROUNDS_ONCE, GATHER_KEY, MATMUL_KEY, *ways, because=why
         )
 
 

@@ -56,7 +56,7 @@ class CollectiveAlgorithmRecord:
 BACKEND = "backend"
 """What the backend (Gloo, NCCL) does by itself."""
 HIERARCHICAL = "hierarchical"
-_ROOM = "echelon.parallel.transport.algorithms"
+_RUNNERS = "echelon.parallel.transport.algorithms"
 
 COLLECTIVE_ALGORITHMS = Registry(
     "collective algorithm",
@@ -77,9 +77,9 @@ COLLECTIVE_ALGORITHMS = Registry(
             bytes="2 (n-1)/n M; of odd sizes 2 M less two chunks",
             divides="nothing",
             source="Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009",
-            runner=f"{_ROOM}.ring:ring_steps",
-            scatter_runner=f"{_ROOM}.ring:ring_scatter_steps",
-            gather_runner=f"{_ROOM}.ring:ring_gather_steps",
+            runner=f"{_RUNNERS}:ring_steps",
+            scatter_runner=f"{_RUNNERS}:ring_scatter_steps",
+            gather_runner=f"{_RUNNERS}:ring_gather_steps",
         ),
         CollectiveAlgorithmRecord(
             name="tree",
@@ -88,7 +88,7 @@ COLLECTIVE_ALGORITHMS = Registry(
             bytes="M up, and M down to each child",
             divides="nothing",
             source="Thakur et al., Optimization of Collective Communication, 2005",
-            runner=f"{_ROOM}.tree:tree_steps",
+            runner=f"{_RUNNERS}:tree_steps",
         ),
         CollectiveAlgorithmRecord(
             name="halving-doubling",
@@ -98,9 +98,9 @@ COLLECTIVE_ALGORITHMS = Registry(
             divides="n is a power of two",
             source="Rabenseifner, Optimization of Collective Reduction Operations, 2004",
             need="power of two",
-            runner=f"{_ROOM}.halving_doubling:halving_doubling_steps",
-            scatter_runner=f"{_ROOM}.halving_doubling:halving_steps",
-            gather_runner=f"{_ROOM}.halving_doubling:doubling_steps",
+            runner=f"{_RUNNERS}:halving_doubling_steps",
+            scatter_runner=f"{_RUNNERS}:halving_steps",
+            gather_runner=f"{_RUNNERS}:doubling_steps",
         ),
         CollectiveAlgorithmRecord(
             name=HIERARCHICAL,
@@ -110,9 +110,9 @@ COLLECTIVE_ALGORITHMS = Registry(
             divides="each of k > 1 nodes holds l > 1 ranks of the group",
             source="Thakur et al., 2005; Patarasuk and Yuan, 2009, on each level",
             need="even nodes",
-            runner=f"{_ROOM}.hierarchical:hierarchical_steps",
-            scatter_runner=f"{_ROOM}.hierarchical:hierarchical_scatter_steps",
-            gather_runner=f"{_ROOM}.hierarchical:hierarchical_gather_steps",
+            runner=f"{_RUNNERS}:hierarchical_steps",
+            scatter_runner=f"{_RUNNERS}:hierarchical_scatter_steps",
+            gather_runner=f"{_RUNNERS}:hierarchical_gather_steps",
         ),
     ),
 )

@@ -52,7 +52,6 @@ class LocalSgd:
         OuterOptimizerKind,
         Configured("the step from the mean of what islands moved", default="nesterov"),
     ] = "sgd"
-    """The outer optimizer: plain SGD, or with Nesterov's momentum."""
     outer_learning_rate: Annotated[
         float,
         Configured(
@@ -61,7 +60,6 @@ class LocalSgd:
             default="auto",
         ),
     ] = 1.0
-    """Its learning rate, the same in all rounds."""
     outer_momentum: Annotated[
         float,
         Configured(
@@ -70,14 +68,12 @@ class LocalSgd:
             default="auto",
         ),
     ] = 0.0
-    """Decay of its momentum, per round."""
     gradients: Annotated[
         OuterGradients, Configured("what islands send: differences, or codes of 8 bits")
     ] = "fp32"
     """What travels: outer gradients themselves (in the dtype of masters, float32 at the least), or
     codes of 8 bits with a scale for each `OUTER_BLOCK` of them."""
     fragments: Annotated[int, Configured("parts of the model that meet in steps of their own")] = 1
-    """Parts of the model, each of which meets in its own step of a round."""
     delay: Annotated[int, Configured("steps from a meeting to its outer step", FROM_ZERO)] = 0
     """Steps after a meeting at whose end its outer step is taken."""
     min_islands: Annotated[

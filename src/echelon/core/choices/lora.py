@@ -63,7 +63,6 @@ class Lora:
     ]
     """Rows of A and columns of B."""
     alpha: Annotated[float, Configured("adapters are scaled by alpha / rank", default=16.0)]
-    """What the product of both is scaled by, before it is divided by the rank or its root."""
     targets: Annotated[
         tuple[str, ...],
         Configured(
@@ -74,7 +73,6 @@ class Lora:
     ]
     """Names of `LORA_LINEARS`, in that order."""
     rslora: Annotated[bool, Configured("scaled by alpha / sqrt(rank)")] = False
-    """Whether it is divided by the root of the rank."""
 
     @property
     def scale(self) -> float:

@@ -40,7 +40,7 @@ STEP_PARTS = Registry(
             name="local-sgd", part="echelon.training.local_sgd.elastic_steps:outer_steps"
         ),
         StepPartRecord(
-            name="parameter-servers", engine="echelon.training.servers.engine:engine_of"
+            name="parameter-servers", engine="echelon.training.servers.asynchronous:engine_of"
         ),
     ),
 )

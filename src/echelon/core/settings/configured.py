@@ -7,8 +7,10 @@ the default and the values that fit follow from the field, unless the annotation
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields
+from functools import cache
+from types import NoneType
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from echelon.core.settings.value_types import (
@@ -60,6 +62,41 @@ def settings_of(record: type, table: str, *names: str) -> list[Setting]:
                 place = keys.index(f"{table}.{extra.after}") + 1 if extra.after else len(keys)
                 settings.insert(place, _setting(extra, item, table, hints[item.name]))
     return settings
+
+
+@cache
+def configured_fields(record: type) -> tuple[tuple[str, str, object], ...]:
+    """Fields that a run file sets, each with the name of its setting and its type.
+
+    They are those with an annotation; of a record without any, all fields.
+    """
+    hints = get_type_hints(record, include_extras=True)
+    found: list[tuple[str, str, object]] = []
+    for item in fields(cast(Any, record)):
+        plain, *extras = get_args(hints[item.name]) or (None,)
+        found += [
+            (item.name, extra.name or item.name, plain)
+            for extra in extras
+            if isinstance(extra, Configured)
+        ]
+    return tuple(found) or tuple((item.name, item.name, None) for item in fields(cast(Any, record)))
+
+
+def value_of_field(hint: object, value: object) -> object:
+    """A setting as its field holds it: a word such as "none" is None, or no entries."""
+    if isinstance(value, str) and NoneType in get_args(hint):
+        return None
+    if get_origin(hint) is not tuple:
+        return value
+    entries = () if isinstance(value, str) else cast("Sequence[object]", value)
+    return tuple(float(cast(int, one)) if float in get_args(hint) else one for one in entries)
+
+
+def value_of_setting(setting: Setting | None, value: object) -> object:
+    """A field as its setting has it: the reverse of `value_of_field`."""
+    if value is None or value == ():
+        return next(iter(getattr(setting and setting.kind, "words", ())), value)
+    return list(cast("tuple[object, ...]", value)) if isinstance(value, tuple) else value
 
 
 def _setting(configured: Configured, item: Field[Any], table: str, hint: object) -> Setting:

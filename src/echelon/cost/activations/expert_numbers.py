@@ -46,7 +46,7 @@ _CLAMPED_BACKWARD = 3
 
 _CHOICES = 65
 """Bytes of an assignment while it is found which ones an expert has room for: eight int64, a bool
-(`models/routing.py`)."""
+(`models/moe.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,13 +33,13 @@ from echelon.core.model_shape import LayerKind
 from echelon.core.plan import Plan
 from echelon.cost.activations.attention_working import AttentionRowChunks
 from echelon.cost.activations.experts import DISPATCH, EXPERTS, ROUTER, SHARED
-from echelon.cost.activations.from_plan import activation_numbers_from_plan
 from echelon.cost.activations.linear import ATTENTION_DROPOUT, DOWN, MLP_DROPOUT
 from echelon.cost.activations.numbers import (
     ActivationNumbers,
     Num,
     OperatorMemory,
     SavedTensor,
+    activation_numbers_from_plan,
     elementwise_max,
     holds,
     total_saved_bytes,

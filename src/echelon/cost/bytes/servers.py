@@ -25,12 +25,7 @@ from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.data import COUNT_BYTES
 from echelon.cost.bytes.terms import HeldTerm, SentTerm, all_gather_bytes
-from echelon.layout.servers import (
-    plan_server_ranges,
-    served_buckets,
-    server_elements,
-    server_of_rank,
-)
+from echelon.layout.slots import plan_server_ranges, served_buckets, server_elements, server_of_rank
 
 SERVERS_AXIS = "servers"
 """Workers and servers: gradients one way, parameters the other."""
@@ -39,7 +34,7 @@ TO_WORKERS_TERM = "parameters to workers"
 """Name of the term of what servers send back: nothing in a step that updates nothing."""
 
 NUMBERS_BYTES = 3 * 8
-"""Numbers of an asynchronous message without elements (`parallel/servers/messages.py`)."""
+"""Numbers of an asynchronous message without elements (`parallel/servers/worker.py`)."""
 
 NORM_BYTES = 8
 """What an asynchronous server tells the others of the norm of a sum."""

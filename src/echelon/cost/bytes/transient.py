@@ -31,7 +31,7 @@ from math import prod
 from echelon.core.axis import Axis
 from echelon.core.choices.collective_algorithms import BACKEND
 from echelon.core.choices.optimizers import OPTIMIZERS
-from echelon.core.offload_file import round_up_to_pages
+from echelon.core.disk import round_up_to_pages
 from echelon.core.plan import DTYPE_BYTES, OffloadTarget, Plan
 from echelon.cost.bytes.all_reduce import sum_group
 from echelon.cost.bytes.context_memory import most_attention_memory
@@ -158,11 +158,7 @@ def _gathered(plan: Plan, part: RankPart, buckets: Buckets) -> HeldTerm:
         numbers = f"{most:,} bytes of parameters, and of what they are made of in int8"
     kept = f"{1 + plan.layout.zero.prefetch} units"
     which = kept if plan.layout.zero.reshard_after_forward else "all units"
-    return HeldTerm(
-        name="whole units of parameters",
-        bytes=most,
-        formula=f"{which}: {numbers}",
-    )
+    return HeldTerm(name="whole units of parameters", bytes=most, formula=f"{which}: {numbers}")
 
 
 def _filling(plan: Plan, buckets: Buckets) -> HeldTerm:
@@ -238,7 +234,7 @@ class ArrivingSum:
 def arriving_term(plan: Plan, pp_rank: int, buckets: Buckets) -> HeldTerm:
     """Bound what sums by messages receive beside their tensors, of buckets and of rows.
 
-    A group runs one of its sums at a time (`parallel/transport/algorithms/run.py`).
+    A group runs one of its sums at a time (`parallel/transport/algorithms.py`).
     """
     part = rank_part(plan, pp_rank)
     most = {plan.mesh.group(part_rank(plan, part), Axis.TP): arriving_row_bytes(plan, part)}
@@ -368,12 +364,7 @@ def offload_buffer_terms(plan: Plan, pp_rank: int) -> Iterator[HeldTerm]:
     values = max((read(bucket) for bucket in buckets if bucket.sliced), default=0)
     places: tuple[tuple[OffloadTarget, str, int, int], ...] = (
         (zero.optimizer_offload, "buffers of optimizer state", zero.offload_buffers, state),
-        (
-            zero.parameter_offload,
-            "buffers of parameters",
-            parameter_buffers(plan, pp_rank),
-            values,
-        ),
+        (zero.parameter_offload, "buffers of parameters", parameter_buffers(plan, pp_rank), values),
     )
     for home, name, count, each in places:
         for pool in buffer_pools(plan, home):

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from echelon.core.choices.optimizers import OPTIMIZERS
-from echelon.core.offload_file import round_up_to_pages
+from echelon.core.disk import round_up_to_pages
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.quantised import CODE_BYTES
 from echelon.cost.bytes.terms import WIDE_BYTES, Pool

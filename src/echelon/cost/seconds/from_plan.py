@@ -18,7 +18,7 @@ from echelon.core.cluster import Cluster, Efficiency, Link, cluster_under_load, 
 from echelon.core.model_shape import ModelShape, of_layer_kind
 from echelon.core.parameters import is_adapter, num_parameters, num_trained_parameters, parameters
 from echelon.core.plan import DTYPE_BYTES, OptimizerKind, Plan, Precision, ReduceKind
-from echelon.cost.activations.from_plan import adapter_rows
+from echelon.cost.activations.numbers import adapter_rows
 from echelon.cost.bytes.expert_memory import balanced_memory
 from echelon.cost.bytes.local_sgd import sent_element_bytes
 from echelon.cost.bytes.quantised import (
@@ -38,9 +38,7 @@ from echelon.cost.inputs.numbers import (
     ceil_div,
 )
 from echelon.cost.inputs.pipeline import schedule_index
-from echelon.cost.seconds.flops import attention_width
-from echelon.cost.seconds.kernels import product_dtype
-from echelon.cost.seconds.measured_kernels import with_measured_kernels
+from echelon.cost.seconds.kernels import attention_width, product_dtype, with_measured_kernels
 from echelon.cost.seconds.trainers import our_constants
 from echelon.layout.expert_load import dispatched_tokens
 

@@ -56,7 +56,7 @@ from echelon.core.cluster import Cluster
 from echelon.cost.bytes.nccl import nccl_facts
 from echelon.cost.bytes.piece_traffic import kernel_facts
 from echelon.cost.inputs.cost_inputs import TrainerConstants
-from echelon.cost.seconds.measured_kernels import measured_facts
+from echelon.cost.seconds.kernels import measured_facts
 
 Facts = Mapping[str, float]
 

@@ -5,8 +5,7 @@ advice.toml     tables: practices, the size guide, named layouts, kinds of strat
 situation.py    the reader's model, cluster and batch, and what the guides ask of them
 strategy.py     an advice as ranges of degrees, and the split that it comes to
 trees.py        the decision trees, and the way of a situation through one
-sizes.py        the size guide, and layouts that the guides name
-practices.py    best practices and pitfalls with their lints; reasons to raise a degree
-comparison.py   the tables of strategies with the reader's numbers; all advice for a situation,
-                where it conflicts, and a plan differs
+practices.py    the size guide and named layouts; best practices and pitfalls with their lints;
+                reasons to raise a degree; the tables of strategies with the reader's numbers;
+                all advice for a situation, where it conflicts, and a plan differs
 """

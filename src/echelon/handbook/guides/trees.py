@@ -4,9 +4,9 @@
 A branch changes the strategy and leads on, so a tree whose leaves each name a strategy and a list
 of steps that each add an axis are the same type. Nodes may be reached from several others.
 
-Of three guides (`handbook/sources.py`) two start with data parallelism where it fits, one with
-ZeRO 3 and, two sentences on, with the cheapest communication (llm-training-71, between-02): the
-tree "cheapest" is what the bytes say.
+Of three guides (`handbook/errata/claims.py`) two start with data parallelism where it fits, one
+with ZeRO 3 and, two sentences on, with the cheapest communication (llm-training-71, between-02):
+the tree "cheapest" is what the bytes say.
 """
 
 from __future__ import annotations

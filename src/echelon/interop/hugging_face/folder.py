@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from echelon.config.entries import Entry
-from echelon.config.model.architectures.common import Architecture, Keys
+from echelon.config.model.architectures.common import OWN_TYPE, Architecture, Keys
 from echelon.config.model.architectures.table import ARCHITECTURES
-from echelon.config.model.config_json import OWN_TYPE
 from echelon.config.model.hugging_face import NOT_IN_OWN_CONFIG, config_entries
 from echelon.config.model.settings import build_model, derive_model
 from echelon.config.plan_view import model_settings

@@ -21,11 +21,12 @@ from echelon.models.attention.flash import flash_on
 from echelon.models.attention.fused import HEAD_DIM_MULTIPLE, FusedCpuKernel, FusedGpuKernel
 from echelon.models.attention.interface import (
     AttentionGradients,
+    HeadSinks,
+    OnlineSoftmax,
     SavedAttention,
     ScoreRule,
     slice_tile,
 )
-from echelon.models.attention.online_softmax import HeadSinks, OnlineSoftmax
 from echelon.models.attention.packed import attend_packed, backward_packed, placed_calls
 from echelon.models.attention.plain import PlainKernel
 from echelon.models.precision import LOW_PRECISION

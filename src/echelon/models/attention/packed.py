@@ -25,8 +25,7 @@ import torch
 
 from echelon.layout.attention_tiles import FULL, AttentionTile
 from echelon.models.attention.flash import FlashArguments, FlashAttention, starts_of, window_of
-from echelon.models.attention.interface import AttentionGradients, SavedAttention
-from echelon.models.attention.online_softmax import OnlineSoftmax
+from echelon.models.attention.interface import AttentionGradients, OnlineSoftmax, SavedAttention
 from echelon.models.batch import start_copy
 
 Span = tuple[int, int, int]

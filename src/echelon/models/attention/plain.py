@@ -20,11 +20,11 @@ from echelon.layout.attention_tiles import AttentionTile
 from echelon.models.attention.flash import FlashAttention
 from echelon.models.attention.interface import (
     AttentionGradients,
+    OnlineSoftmax,
     SavedAttention,
     ScoreRule,
     band_visible,
 )
-from echelon.models.attention.online_softmax import OnlineSoftmax
 from echelon.models.precision import widened
 
 MAX_COLUMNS = 1024  # keys

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from echelon.core.settings.value_types import toml_text
 from echelon.core.units import binary_bytes, decimal_bytes, duration, short_count
-from echelon.core.version import __version__
 from echelon.page.documents.curves import MOST_POINTS, sampled
 from echelon.planner.explain.compare import PlanComparison, SettingDifference
 from echelon.planner.view.document import (
@@ -67,7 +66,6 @@ def comparison_page(found: PlanComparison, a: str, b: str) -> PageDocument:
         good=found.same_mathematics,
         facts=tuple(_facts(found)),
         sections=(*_differences(found), *_runs(a, b), *part_sections(found)),
-        made_by=f"Echelon {__version__}",
     )
 
 
@@ -91,17 +89,11 @@ def what_changes(one: SettingDifference) -> str:
 
 def _facts(found: PlanComparison) -> Iterator[Fact]:
     first, second = (sum(side.seconds.values()) for side in (found.a, found.b))
-    yield Fact(name="step of A, planned", value=f"{first:.4g} s")
-    yield Fact(
-        name="step of B, planned", value=f"{second:.4g} s", note=f"{second / first:.2f} of A"
-    )
+    yield Fact("step of A, planned", f"{first:.4g} s")
+    yield Fact("step of B, planned", f"{second:.4g} s", f"{second / first:.2f} of A")
     held = [sum(side.held.values()) for side in (found.a, found.b)]
-    yield Fact(name="held between steps, A", value=binary_bytes(held[0]))
-    yield Fact(
-        name="held between steps, B",
-        value=binary_bytes(held[1]),
-        note=f"{held[1] / held[0]:.2f} of A",
-    )
+    yield Fact("held between steps, A", binary_bytes(held[0]))
+    yield Fact("held between steps, B", binary_bytes(held[1]), f"{held[1] / held[0]:.2f} of A")
 
 
 def _differences(found: PlanComparison) -> Iterator[Section]:

@@ -9,7 +9,6 @@ from echelon.core.event import Event
 from echelon.core.parameters import num_parameters
 from echelon.core.plan import Plan
 from echelon.core.units import binary_bytes, short_count
-from echelon.core.version import __version__
 from echelon.cost.seconds.unit_times import UnitTimes, stage_durations, unit_times_from_formulas
 from echelon.planner.lint.checks import plan_fits
 from echelon.planner.predict.bands import held_bytes_band, mfu_band, step_band, tokens_per_s_band
@@ -51,7 +50,6 @@ def plan_page(plan: Plan, times: UnitTimes | None = None) -> PageDocument:
         good=plan_fits(plan),
         facts=tuple(_facts(plan, estimate)),
         sections=(*plan_sections(plan, estimate, times),),
-        made_by=f"Echelon {__version__}",
     )
 
 
@@ -94,31 +92,24 @@ def _verdict(plan: Plan, estimate: Estimate) -> str:
 def _facts(plan: Plan, estimate: Estimate) -> Iterator[Fact]:
     step, held = step_band(estimate), held_bytes_band(estimate)
     tokens, mfu = tokens_per_s_band(estimate), mfu_band(estimate)
+    yield Fact("step", f"{step.value:.4g} s", f"{step.low:.4g} to {step.high:.4g}")
     yield Fact(
-        name="step",
-        value=f"{step.value:.4g} s",
-        note=f"{step.low:.4g} to {step.high:.4g}",
+        "tokens/s of a device", f"{tokens.value:,.0f}", f"{tokens.low:,.0f} to {tokens.high:,.0f}"
     )
     yield Fact(
-        name="tokens/s of a device",
-        value=f"{tokens.value:,.0f}",
-        note=f"{tokens.low:,.0f} to {tokens.high:,.0f}",
+        "MFU (full attention)",
+        f"{100 * mfu.value:.1f} %",
+        f"{100 * mfu.low:.1f} to {100 * mfu.high:.1f}; causal {100 * estimate.causal_mfu:.1f} %",
     )
     yield Fact(
-        name="MFU (full attention)",
-        value=f"{100 * mfu.value:.1f} %",
-        note=f"{100 * mfu.low:.1f} to {100 * mfu.high:.1f}; causal "
-        f"{100 * estimate.causal_mfu:.1f} %",
+        "memory of the fullest rank",
+        binary_bytes(held.value),
+        f"{binary_bytes(held.low)} to {binary_bytes(held.high)}",
     )
     yield Fact(
-        name="memory of the fullest rank",
-        value=binary_bytes(held.value),
-        note=f"{binary_bytes(held.low)} to {binary_bytes(held.high)}",
-    )
-    yield Fact(
-        name="global batch",
-        value=f"{plan.mathematics.global_sequences:,} sequences",
-        note=f"of {plan.mathematics.sequence_length:,} tokens",
+        "global batch",
+        f"{plan.mathematics.global_sequences:,} sequences",
+        f"of {plan.mathematics.sequence_length:,} tokens",
     )
 
 

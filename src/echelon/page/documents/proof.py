@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from echelon.core.version import __version__
 from echelon.planner.view.document import (
     DataTable,
     Fact,
@@ -33,12 +32,11 @@ def proof_page(proof: Mapping[str, Any]) -> PageDocument:
         verdict=verdict_of_proof(proof),
         good=proven,
         facts=(
-            Fact(name="steps", value=str(proof["num_steps"])),
-            Fact(name="seed", value=str(proof["seed"])),
-            Fact(name="tensors and numbers compared", value=f"{_compared(proof):,}"),
+            Fact("steps", str(proof["num_steps"])),
+            Fact("seed", str(proof["seed"])),
+            Fact("tensors and numbers compared", f"{_compared(proof):,}"),
         ),
         sections=proof_sections(proof),
-        made_by=f"Echelon {__version__}",
     )
 
 

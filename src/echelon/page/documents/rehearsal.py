@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the page that a rehearsal fills: memory by rank beside the plan's, faults, work.
+"""The sections of a rehearsal: memory by rank beside the plan's, faults, work and its seconds.
 
-It is read from `rehearsal.json`, as `rehearse` writes it.
+They are read from `rehearsal.json`, as `rehearse` writes it; the page and the text have them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from echelon.core.units import binary_bytes, decimal_bytes, short_count
-from echelon.core.version import __version__
 from echelon.page.documents.curves import MOST_POINTS, sampled
 from echelon.planner.view.document import (
     BarRow,
@@ -25,6 +24,8 @@ from echelon.planner.view.document import (
 
 MOST_RANKS = 24  # ranks
 MOST_NAMED = 64  # ranks of a fault that are named
+MOST_SECONDS = 5  # kernels that take longest
+LEAST_SHARE = 0.005  # of a step
 
 
 def rehearsal_page(found: Mapping[str, Any]) -> PageDocument:
@@ -38,16 +39,15 @@ def rehearsal_page(found: Mapping[str, Any]) -> PageDocument:
         verdict=verdict_of_rehearsal(found),
         good=bool(found["holds"]),
         facts=(
-            Fact(name="distinct ranks", value=f"{len(ranks):,}"),
-            Fact(name="operations in one order", value=f"{found['num_operations']:,}"),
+            Fact("distinct ranks", f"{len(ranks):,}"),
+            Fact("operations in one order", f"{found['num_operations']:,}"),
             Fact(
-                name="peak of the fullest rank",
-                value=binary_bytes(fullest["peak_bytes"]),
-                note=f"planned {binary_bytes(fullest['planned_peak_bytes'])}",
+                "peak of the fullest rank",
+                binary_bytes(fullest["peak_bytes"]),
+                f"planned {binary_bytes(fullest['planned_peak_bytes'])}",
             ),
         ),
         sections=rehearsal_sections(found),
-        made_by=f"Echelon {__version__}",
     )
 
 
@@ -63,9 +63,9 @@ def verdict_of_rehearsal(found: Mapping[str, Any]) -> str:
 
 
 def rehearsal_sections(found: Mapping[str, Any]) -> tuple[Section, ...]:
-    """Return faults, peaks beside those of the plan, the memory curve and the counted work."""
+    """Return faults, peaks beside the plan's, the memory curve, the work and its seconds."""
     fullest = max(found["ranks"], key=_peak)
-    parts = [_peaks(found), _curve(fullest), _work(fullest)]
+    parts = [_peaks(found), _curve(fullest), work_section(fullest), *roofline_sections(found)]
     if found["faults"]:
         parts.insert(0, _faults(found))
     return tuple(parts)
@@ -155,16 +155,16 @@ def _curve(rank: Mapping[str, Any]) -> Section:
     )
 
 
-def _work(rank: Mapping[str, Any]) -> Section:
+def work_section(rank: Mapping[str, Any]) -> Section:
+    """What a rank computes and sends in a step, by the kind of action."""
+    sent = (f"{axis} {decimal_bytes(count)}" for axis, count in rank["sent_bytes"].items())
     return Section(
         id="work",
         title=f"What rank {rank['rank']} computes and sends in a step",
-        summary="Bytes sent by axis: "
-        + (", ".join(f"{a} {decimal_bytes(n)}" for a, n in rank["sent_bytes"].items()) or "none")
-        + ".",
-        table=DataTable(
-            head=("action", "kernels", "bytes moved", "FLOPs"),
-            rows=tuple(
+        summary=f"The fullest rank, {rank['rank']}, in a step:",
+        table=DataTable.of(
+            ("action", "kernels", "bytes moved", "FLOPs"),
+            [
                 (
                     task,
                     f"{work['kernels']:,}",
@@ -172,7 +172,46 @@ def _work(rank: Mapping[str, Any]) -> Section:
                     short_count(work["flops"]),
                 )
                 for task, work in rank["work"].items()
-            ),
-            right=(1, 2, 3),
+            ],
+        ),
+        notes=(f"bytes sent by axis: {', '.join(sent) or 'none'}",),
+    )
+
+
+def roofline_sections(found: Mapping[str, Any]) -> Iterator[Section]:
+    """Yield the seconds of the counted work, what binds, and the kernels that take longest.
+
+    Nothing where devices are processors, or the file is older than that.
+    """
+    roofline = found.get("roofline")
+    if roofline is None:
+        return
+    shares = ", ".join(
+        f"{name} {100 * share:.0f} %"
+        for name, share in sorted(roofline["share"].items(), key=lambda one: -one[1])
+        if share > LEAST_SHARE
+    )
+    yield Section(
+        id="roofline",
+        title="Seconds of the counted work, and what binds",
+        summary=(
+            f"The counted work at the rates of {roofline['device']}, with nothing lost between "
+            f"kernels, takes {roofline['step_s']:.4g} s a step: MFU {100 * roofline['mfu']:.1f} "
+            f"(full attention). The plan predicts {roofline['planned_step_s']:.4g} s, "
+            f"{roofline['planned_over_roofline']:.2f} times as long: MFU "
+            f"{100 * roofline['planned_mfu']:.1f}.\n\nbound by: {shares}"
+        ),
+        table=DataTable.of(
+            ("kernel", "times", "seconds", "of the step", "bound by"),
+            [
+                (
+                    one["name"],
+                    f"{one['times']:,}",
+                    f"{one['seconds']:.4g}",
+                    f"{100 * one['seconds'] / roofline['step_s']:.1f} %",
+                    one["binds"],
+                )
+                for one in roofline["kernels"][:MOST_SECONDS]
+            ],
         ),
     )

@@ -17,7 +17,6 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.run import EVENTS_READABLE
 from echelon.core.serialize import decode_json
 from echelon.core.units import binary_bytes, short_count
-from echelon.core.version import __version__
 from echelon.page.documents.curves import curve_sections
 from echelon.page.documents.plan import chart_from_timelines, schedule_section, subject_of_plan
 from echelon.page.documents.proof import proof_sections
@@ -34,6 +33,7 @@ from echelon.telemetry.run_directory import RunDirectory, open_run
 from echelon.telemetry.schedule_report import read_schedule_report
 from echelon.telemetry.summary import RunSummary, summarize_run
 
+NOTES_SHOWN = 8  # notes
 MOST_CHARACTERS = 4000
 """Characters of what a file says of a machine or a command."""
 
@@ -50,7 +50,6 @@ def run_page(path: Path) -> PageDocument:
         good=summary.steps >= summary.total_steps,
         facts=tuple(_facts(summary, estimate, _sharing(run, plan))),
         sections=tuple(_sections(run, plan, summary, estimate)),
-        made_by=f"Echelon {__version__}",
     )
 
 
@@ -62,8 +61,7 @@ def summary_page(summary: RunSummary) -> PageDocument:
         verdict=_verdict(summary),
         good=summary.steps >= summary.total_steps,
         facts=tuple(_facts(summary, None)),
-        sections=(),
-        made_by=f"Echelon {__version__}",
+        sections=(_facts_section(summary),),
     )
 
 
@@ -91,25 +89,113 @@ def _facts(summary: RunSummary, estimate: Estimate | None, sharing: str = "") ->
             ratio = summary.step_s / estimate.step_s
             note = f"planned {estimate.step_s:.4g} s: {ratio:.2f} times"
             note += f"; {sharing}" if sharing else ""
-        yield Fact(name="step, median", value=f"{summary.step_s:.4g} s", note=note)
+        yield Fact("step, median", f"{summary.step_s:.4g} s", note)
     if summary.tokens_per_s is not None:
-        yield Fact(name="tokens/s", value=short_count(summary.tokens_per_s), note="median")
+        yield Fact("tokens/s", short_count(summary.tokens_per_s), "median")
     if summary.peak_bytes is not None:
-        yield Fact(name="most memory of a rank", value=binary_bytes(summary.peak_bytes))
+        yield Fact("most memory of a rank", binary_bytes(summary.peak_bytes))
     if summary.last_validation is not None and summary.first_validation is not None:
         yield Fact(
-            name="validation loss",
-            value=f"{summary.last_validation:.4f}",
-            note=f"first {summary.first_validation:.4f}",
+            "validation loss",
+            f"{summary.last_validation:.4f}",
+            f"first {summary.first_validation:.4f}",
         )
     if summary.bound is not None:
         share = summary.bound.share(summary.bound.seconds[summary.bound.binds])
-        yield Fact(name="bound by", value=summary.bound.binds.value, note=f"{100 * share:.1f} %")
+        yield Fact("bound by", summary.bound.binds.value, f"{100 * share:.1f} %")
     if summary.recorded:
         there, _, which = summary.recorded.partition(": ")
-        yield Fact(name="events", value=f"{there} steps", note=which)
+        yield Fact("events", f"{there} steps", which)
     if summary.starts > 1:
-        yield Fact(name="started", value=f"{summary.starts} times")
+        yield Fact("started", f"{summary.starts} times")
+
+
+def run_facts(summary: RunSummary) -> list[tuple[str, str]]:
+    """Return what became of a run: a word, or an empty one, and what is to be said of it."""
+    facts = [
+        ("run", f"{summary.name}, plan {summary.plan_hash}"),
+        ("steps", f"{summary.steps} of {summary.total_steps}"),
+    ]
+    if summary.starts > 1:
+        facts.append(("started", f"{summary.starts} times"))
+    if summary.first_loss is not None and summary.last_loss is not None:
+        facts.append(("loss", f"{summary.first_loss:.4f} -> {summary.last_loss:.4f}"))
+    if summary.num_validations == 1:
+        facts.append(("validation", f"{summary.last_validation:.4f}"))
+    elif summary.first_validation is not None and summary.last_validation is not None:
+        both = f"{summary.first_validation:.4f} -> {summary.last_validation:.4f}"
+        facts.append(("validation", both))
+    if summary.first_imbalance is not None and summary.last_imbalance is not None:
+        both = f"{summary.first_imbalance:.2f}x -> {summary.last_imbalance:.2f}x"
+        dropped = 100 * (summary.dropped_share or 0.0)
+        facts.append(("experts", f"imbalance {both} (worst layer), {dropped:.1f} % dropped"))
+    for one in summary.staleness:
+        counts = ", ".join(f"{stale} x {count}" for stale, count in one.histogram.items())
+        facts.append(
+            (f"worker {one.worker}", f"staleness x gradients: {counts}; {one.mean:.2f} in the mean")
+            if one.num_applied
+            else (f"worker {one.worker}", "no gradient was applied, or there are no events")
+        )
+    facts += _round_facts(summary)
+    if summary.step_s is not None and summary.tokens_per_s is not None:
+        rate = short_count(summary.tokens_per_s)
+        facts.append(("step", f"{milliseconds(summary.step_s)} ms, {rate} tokens/s (medians)"))
+    if summary.bound is not None:
+        facts += _bound_facts(summary.bound)
+    if summary.recorded:
+        facts.append(("events", summary.recorded))
+    if summary.peak_bytes is not None:
+        facts.append(("memory", f"{binary_bytes(summary.peak_bytes)} at most on a rank"))
+    if summary.checkpoints:
+        facts.append(("checkpoints", listed(summary.checkpoints)))
+    return facts
+
+
+def _round_facts(summary: RunSummary) -> list[tuple[str, str]]:
+    """Return how islands met, and which workers or islands were lost and came back."""
+    facts: list[tuple[str, str]] = []
+    if (rounds := summary.rounds) is not None:
+        told = (
+            f"{rounds.rounds} of {rounds.every} steps; rank 0 sent {rounds.mean_bytes:,.0f} bytes"
+        )
+        planned = f"({rounds.planned_bytes:,.0f} by the formulas)"
+        facts.append(("rounds", f"{told} over dp_replicate in a mean step {planned}"))
+        if rounds.short_rounds:
+            fewer = f"{rounds.short_rounds} with fewer than {rounds.islands} islands"
+            facts.append(("", f"{fewer}, {rounds.fewest} at the least"))
+    facts += [("mirror", one.says()) for one in summary.mirrors]
+    facts += [("note", text) for text in summary.notes[:NOTES_SHOWN]]
+    if (more := len(summary.notes) - NOTES_SHOWN) > 0:
+        facts.append(("", f"and {more} more notes in metrics.jsonl"))
+    return facts
+
+
+def _bound_facts(bound: StepBound) -> list[tuple[str, str]]:
+    """Return what binds, by how much, and the milliseconds of a step by what they went to."""
+    first, second = bound.binds, bound.second
+    ahead = f"{100 * bound.share(bound.margin_s):.1f} points more than {second.value}"
+    parts = ", ".join(f"{one.value} {milliseconds(bound.seconds[one])}" for one in Bound)
+    waits = ", ".join(f"{axis} {milliseconds(seconds)}" for axis, seconds in bound.waits_s.items())
+    found = [
+        ("bound by", f"{first.value}: {100 * bound.share(bound.seconds[first]):.1f} %, {ahead}"),
+        ("", f"{parts} ms of a rank's step (medians of {steps_text(bound.steps)})"),
+    ]
+    return [*found, ("waits", f"{waits} ms by axis")] if waits else found
+
+
+def steps_text(numbers: Sequence[int]) -> str:
+    """Steps by their numbers: "step 3", or "steps 3, 4"."""
+    return f"step {numbers[0]}" if len(numbers) == 1 else f"steps {listed(numbers)}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Seconds as milliseconds, without their unit."""
+    return f"{1e3 * seconds:.2f}"
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Numbers with commas between them."""
+    return ", ".join(map(str, numbers))
 
 
 def _sections(
@@ -132,6 +218,7 @@ def _sections(
     for name, sections_of in _BESIDE.items():
         if (path := run.path / name).is_file():
             yield from _read(path, sections_of)
+    yield _facts_section(summary)
     yield _again_section(run)
 
 
@@ -176,6 +263,15 @@ def _bound_section(bound: StepBound) -> Section:
             ),
             right=(1, 2),
         ),
+    )
+
+
+def _facts_section(summary: RunSummary) -> Section:
+    return Section(
+        id="run",
+        title="What became of the run",
+        summary="Its steps, what binds them, what was lost, and what it left.",
+        table=DataTable(head=("", "what"), rows=tuple(run_facts(summary))),
     )
 
 

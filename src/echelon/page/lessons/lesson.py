@@ -68,7 +68,7 @@ class Place:
     group: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Move:
     """Hold an arrow from a tile to another, by their ids, with what is said of it."""
 

@@ -11,9 +11,9 @@ Source: NCCL's user guide (a buffer belongs to a collective until its stream has
     completion   the policy: it makes the groups, stores, pools and streams of a rank; this one as
                  the transport completes them
     late         the policy that completes each operation when it is awaited, and not before; every
-                 operation of torch is looked at for memory that is not its to use
+                 operation of torch is looked at for memory that is not its to use; its collectives
+                 and messages
     in_flight    the ledger of that policy: operations that run, memory that is free, races found
     memory       addresses of tensors, and what fills memory that nobody may read
-    late_group   collectives and messages
     late_memory  pools, bounded buffers, copies and files
 """

@@ -20,8 +20,8 @@ from echelon.core.choices.registry import load_reference
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan
 from echelon.layout.attention_tiles import AttentionTile, tiles_between
+from echelon.models.attention.interface import HeadSinks
 from echelon.models.attention.local import AttentionRule, LocalAttention, takes_any_band
-from echelon.models.attention.online_softmax import HeadSinks
 from echelon.models.batch import TokenBatch
 from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.context.ulysses import HeadsToPositions, PositionsToHeads

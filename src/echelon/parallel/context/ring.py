@@ -33,9 +33,8 @@ import torch
 from echelon.core.attention_mask import PositionRun, cut_position_runs
 from echelon.core.event import ATTEND
 from echelon.layout.ring_transfers import RingPlan, RowTransfer, ring_plan
-from echelon.models.attention.interface import AttentionGradients, SavedAttention
+from echelon.models.attention.interface import AttentionGradients, OnlineSoftmax, SavedAttention
 from echelon.models.attention.local import attend_tiles, backward_tiles
-from echelon.models.attention.online_softmax import OnlineSoftmax
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.context.attention import RingContext
 from echelon.parallel.transport.collectives import Group, Pending

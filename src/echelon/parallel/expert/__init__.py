@@ -4,9 +4,8 @@
 layer               the mixture of experts of a block on one rank
 router              where its tokens go
 balance             loads over all ranks, and what follows from them
-token_dispatcher    tokens sent straight to the ranks of their experts
-padded_dispatcher   as many rows to each, whatever the routing
-two_hop_dispatcher  across nodes once, then within
+token_dispatcher    tokens sent straight to the ranks of their experts, across nodes once and then
+                    within, or padded: as many rows to each
 feed_forward        what experts compute; grouped_matmul: all of them in one launch
 """
 

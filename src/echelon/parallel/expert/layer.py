@@ -35,10 +35,13 @@ from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.expert.balance import Balancer
 from echelon.parallel.expert.feed_forward import ExpertFeedForward, Fp8ExpertFeedForward
 from echelon.parallel.expert.grouped_matmul import needs_no_counts
-from echelon.parallel.expert.padded_dispatcher import PaddedTokenDispatcher
 from echelon.parallel.expert.router import RoutedTokens, Router, TokenRouting
-from echelon.parallel.expert.token_dispatcher import AwaitRows, FlatTokenDispatcher
-from echelon.parallel.expert.two_hop_dispatcher import TwoHopTokenDispatcher
+from echelon.parallel.expert.token_dispatcher import (
+    AwaitRows,
+    FlatTokenDispatcher,
+    PaddedTokenDispatcher,
+    TwoHopTokenDispatcher,
+)
 from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.tensor import TensorSplit
 from echelon.parallel.transport.collectives import Group

@@ -22,8 +22,7 @@ import torch
 from torch import nn
 from torch.nn import functional as fn
 
-from echelon.models.precision import at_least_fp32
-from echelon.models.routing import (
+from echelon.models.moe import (
     choose_experts,
     counts_of,
     gates_of,
@@ -31,6 +30,7 @@ from echelon.models.routing import (
     probabilities,
     scores_of,
 )
+from echelon.models.precision import at_least_fp32
 from echelon.parallel.expert.balance import Balancer, RoutingStatistics
 from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.transport.collectives import Group

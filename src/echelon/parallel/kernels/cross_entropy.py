@@ -28,14 +28,8 @@ from echelon.models.piece_sizes import PieceSizes
 from echelon.models.precision import LOW_PRECISION, at_least_fp32
 from echelon.parallel.kernels import piece_formulas
 from echelon.parallel.kernels.low_precision import row_chunks
+from echelon.parallel.kernels.operators import define_operator
 from echelon.parallel.kernels.piece_operators import compiled
-
-_LIBRARY = torch.library.Library("echelon", "FRAGMENT")
-_LIBRARY.define("loss_statistics(Tensor logits, Tensor local, str provider) -> Tensor")
-_LIBRARY.define(
-    "loss_gradient_(Tensor(a!) logits, Tensor log_sum, Tensor local, Tensor mine, Tensor factor,"
-    " str provider) -> ()"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,16 +201,13 @@ def _in_triton() -> Any:
     return import_module("echelon.parallel.kernels.cross_entropy_triton")
 
 
-def _statistics_of_shapes(logits_CV: torch.Tensor, local_C: torch.Tensor, _: str) -> torch.Tensor:
-    return piece_formulas.loss_statistics(logits_CV, local_C)
-
-
-def _nothing(*args: object) -> None:
-    """Make nothing: the gradient takes the place of the logits."""
-
-
-for _place in ("CPU", "CUDA"):
-    _LIBRARY.impl("loss_statistics", _statistics, _place)
-    _LIBRARY.impl("loss_gradient_", _gradient, _place)
-_LIBRARY.impl("loss_statistics", _statistics_of_shapes, "Meta")
-_LIBRARY.impl("loss_gradient_", _nothing, "Meta")
+define_operator(
+    "loss_statistics(Tensor logits, Tensor local, str provider) -> Tensor",
+    cpu=_statistics,
+    meta=lambda logits_CV, local_C, _: piece_formulas.loss_statistics(logits_CV, local_C),
+)
+define_operator(
+    "loss_gradient_(Tensor(a!) logits, Tensor log_sum, Tensor local, Tensor mine, Tensor factor,"
+    " str provider) -> ()",
+    cpu=_gradient,
+)

@@ -27,14 +27,8 @@ import torch
 from torch.nn import functional as fn
 
 from echelon.models.piece_sizes import TRAINING_PIECES
+from echelon.parallel.kernels.operators import define_operator
 from echelon.parallel.storage.matmul import add_product
-
-_LIBRARY = torch.library.Library("echelon", "FRAGMENT")
-_LIBRARY.define(
-    "grouped_weight_gradient_(Tensor(a!) sum, Tensor dy, Tensor x, Tensor ends, bool fresh) -> ()"
-)
-
-_LIBRARY.define("row_sums(Tensor rows, Tensor order, Tensor starts) -> Tensor")
 
 
 @cache
@@ -86,13 +80,11 @@ def _on_cpu(
         add_product(sum_OI, dy_RO[start:end], x_RI[start:end], fresh=fresh, num_rows=rows)
 
 
-def _on_shapes(*_: object) -> None:
-    """Make nothing: the sums are there."""
-
-
-_LIBRARY.impl("grouped_weight_gradient_", _on_gpu, "CUDA")
-_LIBRARY.impl("grouped_weight_gradient_", _on_cpu, "CPU")
-_LIBRARY.impl("grouped_weight_gradient_", _on_shapes, "Meta")
+define_operator(
+    "grouped_weight_gradient_(Tensor(a!) sum, Tensor dy, Tensor x, Tensor ends, bool fresh) -> ()",
+    cpu=_on_cpu,
+    cuda=_on_gpu,
+)
 
 
 def row_sums(rows_RD: torch.Tensor, order_S: torch.Tensor, starts_n: torch.Tensor) -> torch.Tensor:
@@ -108,7 +100,7 @@ def row_sums(rows_RD: torch.Tensor, order_S: torch.Tensor, starts_n: torch.Tenso
 def _sums_on_gpu(
     rows_RD: torch.Tensor, order_S: torch.Tensor, starts_n: torch.Tensor
 ) -> torch.Tensor:
-    if find_spec("triton") is None:
+    if not _has_triton():
         return _sums_by_pytorch(rows_RD, order_S, starts_n)
     kernels = import_module("echelon.parallel.kernels.expert_kernels_triton")
     return kernels.row_sums(rows_RD, order_S, starts_n)
@@ -124,6 +116,9 @@ def _shapes_of_sums(rows_RD: torch.Tensor, _: torch.Tensor, starts_n: torch.Tens
     return rows_RD.new_empty((len(starts_n), rows_RD.shape[1]))
 
 
-_LIBRARY.impl("row_sums", _sums_on_gpu, "CUDA")
-_LIBRARY.impl("row_sums", _sums_by_pytorch, "CPU")
-_LIBRARY.impl("row_sums", _shapes_of_sums, "Meta")
+define_operator(
+    "row_sums(Tensor rows, Tensor order, Tensor starts) -> Tensor",
+    cpu=_sums_by_pytorch,
+    cuda=_sums_on_gpu,
+    meta=_shapes_of_sums,
+)

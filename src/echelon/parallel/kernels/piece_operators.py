@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from types import FunctionType
 from typing import Any
@@ -33,23 +33,16 @@ from torch import nn
 
 from echelon.core.choices.kernels import KernelProvider
 from echelon.parallel.kernels import piece_formulas
+from echelon.parallel.kernels.operators import define_operator
 from echelon.parallel.recompute import Remade
 from echelon.parallel.storage.gradients import GradientStore
 
-_LIBRARY = torch.library.Library("echelon", "FRAGMENT")
-
 _ROOM = "echelon.parallel.kernels"
 _IN_TRITON = {
-    "norm": f"{_ROOM}.norm_swiglu_triton",
-    "add_norm": f"{_ROOM}.norm_swiglu_triton",
-    "norm_backward": f"{_ROOM}.norm_swiglu_triton",
-    "rotate": f"{_ROOM}.rotary_triton",
-    "heads": f"{_ROOM}.rotary_triton",
-    "heads_backward": f"{_ROOM}.rotary_triton",
-    "swiglu": f"{_ROOM}.norm_swiglu_triton",
-    "weighted_swiglu": f"{_ROOM}.norm_swiglu_triton",
-    "swiglu_backward": f"{_ROOM}.norm_swiglu_triton",
-    "weighted_swiglu_backward": f"{_ROOM}.norm_swiglu_triton",
+    **dict.fromkeys(("rotate", "heads", "heads_backward"), f"{_ROOM}.rotary_triton"),
+    **dict.fromkeys(("norm", "add_norm", "norm_backward"), f"{_ROOM}.norm_swiglu_triton"),
+    **dict.fromkeys(("swiglu", "weighted_swiglu"), f"{_ROOM}.norm_swiglu_triton"),
+    **dict.fromkeys(("swiglu_backward", "weighted_swiglu_backward"), f"{_ROOM}.norm_swiglu_triton"),
 }
 """The file of each kernel in Triton; the loss has its own operators (`cross_entropy.py`)."""
 
@@ -72,42 +65,17 @@ def compiled(name: str, dtype: torch.dtype) -> Callable[..., Any]:
     return torch.compile(own, fullgraph=True, options={"emulate_precision_casts": True})
 
 
-def _computed(name: str, provider: str, on_gpu: bool, *args: Any) -> Any:
-    if provider == "triton" and on_gpu:
-        return getattr(import_module(_IN_TRITON[name]), name)(*args)
+def _computed(name: str, *args: Any) -> Any:
+    """Result of a kernel or formula; the last of `args` is the provider, the rest is its own."""
+    *given, provider = args
+    first: torch.Tensor = given[0][0] if isinstance(given[0], tuple) else given[0]
+    if provider == "triton" and first.is_cuda:
+        return getattr(import_module(_IN_TRITON[name]), name)(*given)
     whole = {"whole": provider == "compiled"} if name in _SUMS else {}
-    first: torch.Tensor = args[0][0] if isinstance(args[0], tuple) else args[0]
     # A compiler makes other kernels for one row, or none; experts may have as few.
     if provider == "compiled" and not first.is_meta and first.shape[0] > 1:
-        return compiled(name, first.dtype)(*args, **whole)
-    return getattr(piece_formulas, name)(*args, **whole)
-
-
-def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float, provider: str) -> Any:
-    return _computed("norm", provider, x.is_cuda, x, weight, eps)
-
-
-def _add_norm(
-    x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, eps: float, provider: str
-) -> Any:
-    return _computed("add_norm", provider, x.is_cuda, x, y, weight, eps)
-
-
-def _norm_backward(
-    dy: torch.Tensor,
-    x: torch.Tensor,
-    inverse: torch.Tensor,
-    weight: torch.Tensor,
-    around: Optional,
-    provider: str,
-) -> Any:
-    return _computed("norm_backward", provider, x.is_cuda, dy, x, inverse, weight, around)
-
-
-def _rotate(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, direction: int, provider: str
-) -> Any:
-    return _computed("rotate", provider, x.is_cuda, x, cos, sin, direction)
+        return compiled(name, first.dtype)(*given, **whole)
+    return getattr(piece_formulas, name)(*given, **whole)
 
 
 def _heads(
@@ -118,8 +86,7 @@ def _heads(
     eps: float,
     provider: str,
 ) -> Any:
-    args = (qk, num_queries, tuple(tables), tuple(weights) or None, eps)
-    return _computed("heads", provider, qk.is_cuda, *args)
+    return _computed("heads", qk, num_queries, tuple(tables), tuple(weights) or None, eps, provider)
 
 
 def _heads_backward(
@@ -129,48 +96,40 @@ def _heads_backward(
     provider: str,
 ) -> Any:
     args = (tuple(gradients), tuple(tables), tuple(normed) or None)
-    return _computed("heads_backward", provider, gradients[0].is_cuda, *args)
+    return _computed("heads_backward", *args, provider)
 
 
-def _swiglu(gate_up: torch.Tensor, weights: Optional, provider: str) -> Any:
+def _swiglu(gate_up: torch.Tensor, weights: torch.Tensor | None, provider: str) -> Any:
     if weights is None:
-        return _computed("swiglu", provider, gate_up.is_cuda, gate_up)
-    return _computed("weighted_swiglu", provider, gate_up.is_cuda, gate_up, weights)
-
-
-def _swiglu_backward(dy: torch.Tensor, gate_up: torch.Tensor, provider: str) -> Any:
-    return _computed("swiglu_backward", provider, dy.is_cuda, dy, gate_up)
-
-
-def _weighted_swiglu_backward(
-    dy: torch.Tensor, gate_up: torch.Tensor, weights: torch.Tensor, provider: str
-) -> Any:
-    return _computed("weighted_swiglu_backward", provider, dy.is_cuda, dy, gate_up, weights)
+        return _computed("swiglu", gate_up, provider)
+    return _computed("weighted_swiglu", gate_up, weights, provider)
 
 
 _OPERATORS: dict[str, Callable[..., Any]] = {
-    "piece_norm(Tensor x, Tensor weight, float eps, str provider) -> (Tensor, Tensor)": _norm,
+    "piece_norm(Tensor x, Tensor weight, float eps, str provider) -> (Tensor, Tensor)": partial(
+        _computed, "norm"
+    ),
     "piece_add_norm(Tensor x, Tensor y, Tensor weight, float eps, str provider)"
-    " -> (Tensor, Tensor, Tensor)": _add_norm,
+    " -> (Tensor, Tensor, Tensor)": partial(_computed, "add_norm"),
     "piece_norm_backward(Tensor dy, Tensor x, Tensor inverse, Tensor weight, Tensor? around,"
-    " str provider) -> (Tensor, Tensor)": _norm_backward,
+    " str provider) -> (Tensor, Tensor)": partial(_computed, "norm_backward"),
     "piece_rotate(Tensor x, Tensor cos, Tensor sin, int direction, str provider)"
-    " -> Tensor": _rotate,
+    " -> Tensor": partial(_computed, "rotate"),
     "piece_heads(Tensor qk, int num_queries, Tensor[] tables, Tensor[] weights, float eps,"
     " str provider) -> (Tensor, Tensor, Tensor)": _heads,
     "piece_heads_backward(Tensor[] gradients, Tensor[] tables, Tensor[] normed, str provider)"
     " -> (Tensor, Tensor)": _heads_backward,
     "piece_swiglu(Tensor gate_up, Tensor? weights, str provider) -> Tensor": _swiglu,
-    "piece_swiglu_backward(Tensor dy, Tensor gate_up, str provider) -> Tensor": _swiglu_backward,
+    "piece_swiglu_backward(Tensor dy, Tensor gate_up, str provider) -> Tensor": partial(
+        _computed, "swiglu_backward"
+    ),
     "piece_weighted_swiglu_backward(Tensor dy, Tensor gate_up, Tensor weights, str provider)"
-    " -> (Tensor, Tensor, Tensor)": _weighted_swiglu_backward,
+    " -> (Tensor, Tensor, Tensor)": partial(_computed, "weighted_swiglu_backward"),
 }
-"""Each operator's schema, and what computes it anywhere."""
+"""Each operator's schema, and the function that computes it anywhere."""
 
 for _schema, _run in _OPERATORS.items():
-    _LIBRARY.define(_schema)
-    for _place in ("CPU", "CUDA", "Meta"):
-        _LIBRARY.impl(_schema.partition("(")[0], _run, _place)
+    define_operator(_schema, cpu=_run, meta=_run)
 
 PIECES: Any = torch.ops.echelon
 """Where the operators are found, by the names above."""

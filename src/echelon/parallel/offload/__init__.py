@@ -12,7 +12,6 @@ Source: Ren et al., "ZeRO-Offload", 2021; Rajbhandari et al., "ZeRO-Infinity", 2
     copying_store  slices on the host side of a GPU, copied there and back
     buffers        memory in whole pages, and a bounded number of buffers of it
     copy_streams   copies beside the computation
-    activations    activations on the host until their backward
 """
 
 from __future__ import annotations

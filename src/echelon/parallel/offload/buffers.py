@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from echelon.core.disk import PAGE_BYTES, round_up_to_pages
 from echelon.core.errors import EnvironmentProblem
-from echelon.core.offload_file import PAGE_BYTES, round_up_to_pages
 from echelon.core.rulebook.zero import OFFLOAD_HOST_MEMORY
 from echelon.core.units import binary_bytes
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from echelon.core.offload_file import round_up_to_pages
+from echelon.core.disk import round_up_to_pages
 from echelon.parallel.offload.buffers import BoundedBuffers
 from echelon.parallel.offload.copy_streams import CopyStreams, StreamEvent
 from echelon.parallel.offload.file_store import FileFetch, FileOffloadStore

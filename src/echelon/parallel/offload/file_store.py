@@ -25,8 +25,7 @@ from typing import Literal
 
 import torch
 
-from echelon.core.errors import EchelonError, EnvironmentProblem
-from echelon.core.offload_file import (
+from echelon.core.disk import (
     explain_offload_error,
     is_direct,
     open_offload_file,
@@ -35,6 +34,7 @@ from echelon.core.offload_file import (
     round_up_to_pages,
     write_all,
 )
+from echelon.core.errors import EchelonError, EnvironmentProblem
 from echelon.core.units import binary_bytes
 from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.offload.buffers import Allocate, BoundedBuffers, plain_memory

@@ -17,8 +17,7 @@ from torch import nn
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
 from echelon.layout.buckets import BucketPlan
-from echelon.layout.servers import plan_server_ranges, served_buckets, server_of_rank
-from echelon.layout.slots import slot_ranges
+from echelon.layout.slots import plan_server_ranges, served_buckets, server_of_rank, slot_ranges
 from echelon.layout.stage import decays, held_parameters, part_of
 from echelon.models.piece_sizes import PieceSizes
 from echelon.models.precision import TORCH_DTYPES

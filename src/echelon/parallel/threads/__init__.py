@@ -10,8 +10,7 @@ Source: PyTorch, `torch.nn.DataParallel`; Li et al., "PyTorch Distributed: Exper
         Accelerating Data Parallel Training", 2020, section 2.2.
 
 workers.py     a thread for each replica, which computes as the one that asked would
-module.py      the module on replicas, and its seven steps
+module.py      the module on replicas, where these are, and its seven steps
 copies.py      its tree with tensors of its own, for each replica
 nested.py      its arguments, cut, and its outputs, joined
-arguments.py   where its replicas are
 """

@@ -30,8 +30,14 @@ from echelon.cost.bytes.terms import (
     reduce_scatter_bytes,
 )
 from echelon.parallel.tensor_memory import BufferPool
-from echelon.parallel.transport.algorithms.run import BackgroundWork, run_scatter, run_steps
-from echelon.parallel.transport.algorithms.steps import gather_steps_of, scatter_steps_of, steps_of
+from echelon.parallel.transport.algorithms import (
+    BackgroundWork,
+    gather_steps_of,
+    run_scatter,
+    run_steps,
+    scatter_steps_of,
+    steps_of,
+)
 from echelon.parallel.transport.communicator import Communicator
 from echelon.parallel.transport.messages import (
     GlooPeers,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import torch
 import torch.distributed as dist
 
-from echelon.parallel.transport.algorithms.run import BackgroundThread
+from echelon.parallel.transport.algorithms import BackgroundThread
 from echelon.parallel.transport.recorder import Recorder
 
 

@@ -43,8 +43,7 @@ from echelon.core.rules import did_you_mean
 from echelon.cost.inputs.cost_inputs import TrainerConstants
 from echelon.cost.inputs.numbers import MachineNumbers
 from echelon.cost.seconds.from_plan import constants_for_precision, machine_numbers_from_cluster
-from echelon.cost.seconds.kernels import product_dtype
-from echelon.cost.seconds.measured_kernels import with_measured_kernels
+from echelon.cost.seconds.kernels import product_dtype, with_measured_kernels
 from echelon.cost.seconds.trainers import (
     FRAMEWORKS,
     OURS,

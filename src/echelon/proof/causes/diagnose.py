@@ -19,7 +19,7 @@ from echelon.core.rulebook import prove as rules
 from echelon.core.rulebook import verify as verify_rules
 from echelon.core.rules import Rule
 from echelon.layout.stage import pieces_of
-from echelon.parallel.completion.in_flight import Race, RaceKind
+from echelon.parallel.completion.in_flight import RaceKind
 from echelon.proof.causes.activations import explain_activation, explain_backward, tensor_at
 from echelon.proof.causes.factors import named_factor
 from echelon.proof.causes.finding import Diagnosis, ProofFinding, with_distinguishing_axis
@@ -31,8 +31,7 @@ from echelon.proof.causes.forward.losses import (
 )
 from echelon.proof.causes.gradients.gradients import explain_gradient
 from echelon.proof.causes.gradients.norm import explain_norm, stage_of
-from echelon.proof.causes.passing.lost_weights import explain_lost_weight
-from echelon.proof.causes.passing.modules import explain_passing
+from echelon.proof.causes.passing.modules import explain_lost_weight, explain_passing
 from echelon.proof.causes.passing.token_losses import explain_token_losses
 from echelon.proof.causes.rounding import explain_range, explain_sum_dtype, explain_systematic
 from echelon.proof.causes.routing import (
@@ -42,7 +41,7 @@ from echelon.proof.causes.routing import (
     explain_routes,
     router_of,
 )
-from echelon.proof.causes.updates.captured import explain_optimizer_state
+from echelon.proof.causes.updates.optimizer_constants import explain_optimizer_state
 from echelon.proof.causes.updates.outer_steps import explain_outer
 from echelon.proof.causes.updates.updates import (
     explain_replayed,
@@ -53,7 +52,7 @@ from echelon.proof.claims.checks import Check
 from echelon.proof.claims.claims import ClaimResult, first_failure
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.evidence.evidence import CapturedEvidence
-from echelon.proof.evidence.groups import group_of, named_groups
+from echelon.proof.evidence.mesh import group_of, named_groups
 from echelon.proof.evidence.run import GRADIENTS, INITIAL, PARAMETERS
 from echelon.proof.late import LateRun
 
@@ -317,20 +316,15 @@ def _where(plan: Plan, tensor: str) -> str:
         return _place(plan, inside[0]) if inside else ""
     spec = specs[tensor]
     place = _place(plan, spec)
-    if spec.expert is not None and plan.mesh.ep > 1:
-        place = f"{place}, on ep {_share_of(plan, spec.expert)}"
+    if spec.expert is not None and plan.model.experts is not None and plan.mesh.ep > 1:
+        share = spec.expert * plan.mesh.ep // plan.model.experts.num_experts
+        place = f"{place}, on ep {share}"
     if plan.mesh.tp == 1 or (spec.expert is not None and pieces_of(plan, spec) == 1):
         return place
     split = (
         "replicated over tp" if spec.split_dim is None else f"dim {spec.split_dim} split over tp"
     )
     return f"{place}, {split}"
-
-
-def _share_of(plan: Plan, expert: int) -> int:
-    """Return which of the shares an expert is in."""
-    assert plan.model.experts is not None, "the model has experts"
-    return expert * plan.mesh.ep // plan.model.experts.num_experts
 
 
 def _place(plan: Plan, spec: ParameterSpec) -> str:
@@ -361,7 +355,8 @@ def diagnose_races(late: LateRun | None, results: Sequence[ClaimResult]) -> Diag
     if late is None or not late.races:
         return None
     first = min(late.races, key=lambda race: race.when_s)
-    alike = [race for race in late.races if _same_operation(race, first)]
+    key = (first.kind, first.operation)
+    alike = [race for race in late.races if (race.kind, race.operation) == key]
     broken = {rule.id for rule in RACE_RULES.values()}
     wrong = first_failure([result for result in results if result.rule.id not in broken])
     says = f"{first.kind}: {first.says}"
@@ -383,10 +378,6 @@ def diagnose_races(late: LateRun | None, results: Sequence[ClaimResult]) -> Diag
         num_wrong=len({race.operation for race in late.races}),
         num_compared=sum(late.num_operations),
     )
-
-
-def _same_operation(one: Race, other: Race) -> bool:
-    return (one.kind, one.operation) == (other.kind, other.operation)
 
 
 _EXPLANATIONS: Mapping[str, Callable[[Any, Check], ProofFinding]] = {

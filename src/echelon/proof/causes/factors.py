@@ -9,13 +9,12 @@ from statistics import fmean
 
 from echelon.core.plan import Plan
 from echelon.layout.buckets import data_degree
-from echelon.proof.causes.context_parts import tokens_by_context_rank
 from echelon.proof.causes.finding import ProofFinding
+from echelon.proof.causes.token_ranks import tokens_by_context_rank
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import nearly_equal
-from echelon.proof.evidence.run import INITIAL, PARAMETERS
-from echelon.proof.evidence.steps import ReferenceStep
+from echelon.proof.evidence.run import INITIAL, PARAMETERS, ReferenceStep
 from echelon.proof.oracle.oracle import OracleStep
 
 

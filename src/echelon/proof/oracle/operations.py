@@ -29,10 +29,15 @@ from torch import nn
 from echelon.core.model_shape import ModelShape
 from echelon.models.attention.reference import visible
 from echelon.models.batch import TokenBatch
-from echelon.models.moe import MixtureOfExperts, RoutingNotes, mix_experts, route_reference
+from echelon.models.moe import (
+    MixtureOfExperts,
+    RoutingNotes,
+    gates_of,
+    mix_experts,
+    route_reference,
+)
 from echelon.models.operations import Operations
 from echelon.models.precision import widened
-from echelon.models.routing import gates_of
 
 
 class _RoundedAttention(torch.autograd.Function):

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from echelon.core.plan import Plan
-from echelon.models.moe import ReferenceRouting, RoutingNotes
+from echelon.models.moe import ReferenceRouting, RoutingNotes, probabilities
 from echelon.models.precision import at_least_fp32
-from echelon.models.routing import probabilities
 from echelon.proof.oracle.operations import ForcedRouting, ForcedRoutingNotes
 
 TOKEN_DROPPED = -1

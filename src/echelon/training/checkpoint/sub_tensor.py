@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from echelon.core.offload_file import read_all
+from echelon.core.disk import read_all
 
 BUFFER_BYTES = 2 * 2**20
 """Bytes that are read at once, or a row where that has more: small beside the slice of a rank."""

@@ -17,7 +17,7 @@ from echelon.core.disk import sha256_of_file
 from echelon.core.errors import DataError, Problem
 from echelon.core.rulebook.data import DATA_OUTPUT_EXISTS, DATA_TOKENIZER_SAME
 from echelon.core.serialize import content_hash
-from echelon.core.settings.data_mixture import phases_of, sources_of
+from echelon.core.settings.list_types import phases_of, sources_of
 from echelon.training.data.chats import ChatEncoder
 from echelon.training.data.dataset import TokenDataset
 from echelon.training.data.index import DATA_FOLDER, INDEX_FILE_NAME, INDEX_SCHEMA, read_index

@@ -31,7 +31,7 @@ from echelon.core.disk import disk_errors
 from echelon.core.errors import DataError, Problem
 from echelon.core.rulebook.data import DATA_INDEX, DATA_TOKENIZER_SAME
 from echelon.core.serialize import content_hash, decode_json, from_json, to_json
-from echelon.core.settings.data_mixture import MIXTURE_PLACES, MixturePhase, places_of
+from echelon.core.settings.list_types import MIXTURE_PLACES, MixturePhase, places_of
 from echelon.training.data.dataset import IGNORED_LABEL, TokenDataset
 from echelon.training.data.tokenizer import Tokenizer, TokenizerDescription
 

@@ -38,7 +38,7 @@ from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.communicator import Communicator
 from echelon.parallel.transport.recorder import Recorder
-from echelon.training.optimizer.adamw import AdamW
+from echelon.training.optimizer.elementwise import AdamW
 from echelon.training.optimizer.trained_ranges import FusedOperands
 
 Run = Callable[[], object]

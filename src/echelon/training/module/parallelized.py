@@ -13,12 +13,11 @@ from echelon.core.errors import ConfigError
 from echelon.core.event import EventSink
 from echelon.core.plan import Plan
 from echelon.core.rulebook.module import MODULE_ARGUMENT, MODULE_LOSS
-from echelon.parallel.module.context.build import apply_context
-from echelon.parallel.module.loss import Batch, LossChoice, ModuleLoss, loss_of
+from echelon.parallel.module.context import apply_context
+from echelon.parallel.module.loss import Batch, LossChoice, ModuleLoss, loss_of, over_vocabulary
 from echelon.parallel.module.module import BLOCKS, UnitChoice, apply_to_module
 from echelon.parallel.module.pipeline.build import apply_pipeline
 from echelon.parallel.module.pipeline.chain import find_blocks
-from echelon.parallel.module.split_loss import over_vocabulary
 from echelon.parallel.module.tensor.apply import AUTO, Rules, TensorChoice
 from echelon.training.module.optimizer import Joined, ModuleOptimizer, RateOwner, Unused
 from echelon.training.module.whole_step import LoopRunner, PipelineRunner, WholeSteps

@@ -18,13 +18,13 @@ import torch
 from echelon.core.errors import ConfigError, RunFailed
 from echelon.core.plan import Plan
 from echelon.core.rulebook.module import MODULE_BATCH, MODULE_LOSS
-from echelon.parallel.module.context.build import ModuleContext, SequenceCut
+from echelon.parallel.module.context import ModuleContext, SequenceCut
 from echelon.parallel.module.loss import Batch, ModuleLoss
 from echelon.parallel.module.module import RankModule
 from echelon.parallel.module.pipeline.build import PipelineModule
 from echelon.parallel.module.pipeline.stage import ModuleMicrobatch
 from echelon.schedule.action import Schedule
-from echelon.schedule.forward import forward_only
+from echelon.schedule.from_plan import forward_only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 
 step.py             the update of a rank's slices, its order, its learning rate; the norm
 trained_ranges.py   which elements are trained, in fused calls of a rule
-adamw.py, sgd.py    rules that treat each element alike
+elementwise.py      AdamW and SGD, which update each element by itself
 muon.py             the update of whole matrices, and who sends which piece
 
 State rests wherever `parallel/offload` keeps it.

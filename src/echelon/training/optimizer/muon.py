@@ -26,7 +26,7 @@ from echelon.core.plan import Optimizer
 from echelon.layout.muon import MuonExchange, MuonMatrix, MuonPiece
 from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Group, Pending
-from echelon.training.optimizer.sgd import fused_sgd
+from echelon.training.optimizer.elementwise import fused_sgd
 from echelon.training.optimizer.trained_ranges import (
     FusedOperands,
     TrainedRange,

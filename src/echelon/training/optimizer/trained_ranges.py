@@ -16,7 +16,7 @@ tensors without elements nothing runs, and a rehearsal counts one kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
@@ -29,7 +29,6 @@ from echelon.parallel.storage.buckets import Bucket
 TrainedRange = tuple[slice, bool]
 """A range of a rank's slice of a bucket, and whether it takes weight decay."""
 
-_LIBRARY = torch.library.Library("echelon", "FRAGMENT")
 _IN_TRITON = "echelon.parallel.kernels.update_triton"
 
 UPDATES: Any = torch.ops.echelon
@@ -210,19 +209,6 @@ def _update_in_one_pass(
         )
     if copies and slices.scratch:
         slices.values.copy_(target)
-
-
-def define_update(schema: str, run: Callable[..., None]) -> None:
-    """Make an operator that `run` computes anywhere but where there are no elements."""
-    _LIBRARY.define(schema)
-    name = schema.partition("(")[0]
-    for place in ("CPU", "CUDA"):
-        _LIBRARY.impl(name, run, place)
-    _LIBRARY.impl(name, _nothing, "Meta")
-
-
-def _nothing(*_: Any) -> None:
-    """Run nothing: an update changes no shape."""
 
 
 def kernels_for(target: torch.Tensor) -> Any | None:

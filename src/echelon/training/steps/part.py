@@ -233,6 +233,10 @@ class StepParts(StepPart):
         scopes = [part.checkpoint for part in self._all if part.checkpoint is not None]
         (self.scope,) = scopes or [CheckpointScope()]
 
+    def __iter__(self) -> Iterator[StepPart]:
+        """The parts in their order."""
+        return iter(self._all)
+
     def find(self, kind: type[P]) -> P | None:
         """The part of a class; None under a plan without it."""
         return next((part for part in self._all if isinstance(part, kind)), None)

@@ -19,7 +19,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from echelon.config.job import Job
-from echelon.config.model.config_json import DYNAMIC_ROPE, PLAIN_ROPE, rope_entry, rope_type
+from echelon.config.model.architectures.common import (
+    DYNAMIC_ROPE,
+    PLAIN_ROPE,
+    rope_entry,
+    rope_type,
+)
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.disk import is_plain_name, list_names
 from echelon.core.errors import CheckpointError, Problem

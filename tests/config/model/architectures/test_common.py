@@ -9,10 +9,10 @@ import pytest
 from echelon.config.model.architectures.common import (
     ACTIVATION_NAMES,
     ACTIVATIONS,
+    ConfigJsonReader,
     read_activation,
     read_rope,
 )
-from echelon.config.model.config_json import ConfigJsonReader
 
 
 def reader_of(**config: object) -> ConfigJsonReader:

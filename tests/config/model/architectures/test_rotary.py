@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from echelon.config.model.architectures.common import read_rope, sharpening, stretch_keys
-from echelon.config.model.config_json import ConfigJsonReader
+from echelon.config.model.architectures.common import (
+    ConfigJsonReader,
+    read_rope,
+    sharpening,
+    stretch_keys,
+)
 from echelon.core.model_shape import RopeScaling
 
 STRETCHES = (

@@ -8,7 +8,7 @@ import pytest
 
 from echelon.config.files.show import resolved_toml
 from echelon.config.load import load_job
-from echelon.core.settings.data_mixture import MixturePart
+from echelon.core.settings.list_types import MixturePart
 from tests.config.problems import SMALL, problems_of, write
 
 MIXTURE = """

@@ -10,9 +10,9 @@ from echelon.page.lessons.collectives import (
     RANKS,
     all_reduce_algorithms,
     member,
+    recorded_collective,
 )
-from echelon.page.lessons.recorded_collectives import recorded_collective
-from echelon.parallel.transport.algorithms.steps import steps_of
+from echelon.parallel.transport.algorithms import steps_of
 from tests.page.lessons.shown import diagrams, facts, tiles
 
 TOTALS = ("1111", "2222", "3333", "4444")

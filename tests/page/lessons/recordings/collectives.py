@@ -15,7 +15,7 @@ from echelon.core.event import EventList
 from echelon.cost.bytes.all_reduce import SumGroup
 from echelon.launch.context import RankContext
 from echelon.launch.local.supervisor import RankPool
-from echelon.parallel.transport.algorithms.steps import (
+from echelon.parallel.transport.algorithms import (
     Step,
     gather_steps_of,
     scatter_steps_of,

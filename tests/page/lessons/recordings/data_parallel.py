@@ -17,7 +17,7 @@ from echelon.core.plan import Collectives, Optimizer, Plan
 from echelon.launch.context import RankContext
 from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.transport import collectives
-from echelon.parallel.transport.algorithms.steps import Step
+from echelon.parallel.transport.algorithms import Step
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.parallel.transport.messages import GlooPeers
 from echelon.training.subject import rank_batches

@@ -16,7 +16,7 @@ from echelon.models.operations import Operations
 from echelon.parallel.kernels.fused import weighted_swiglu
 from echelon.parallel.storage.matmul import matmul
 from echelon.proof.evidence.fits import fit_part
-from echelon.training.optimizer.adamw import AdamW
+from echelon.training.optimizer.elementwise import AdamW
 from echelon.training.optimizer.trained_ranges import FusedOperands
 from tests.parallel.kernels.low_precision.test_low_precision import (
     CASES,

@@ -13,7 +13,7 @@ from echelon.api.parallelizing import parallelize
 from echelon.core.errors import EchelonError
 from echelon.core.event import EventList
 from echelon.launch.context import RankContext
-from echelon.parallel.module.context.attention import SeenAttention, SeenCall
+from echelon.parallel.module.context import SeenAttention, SeenCall
 from echelon.proof.verify.reference import StayWide
 from tests.parallel.module.pipeline.targets import Case, Trained, Values, stock
 

@@ -10,12 +10,7 @@ from torch.nn import functional
 
 from echelon.core.attention_mask import AttentionMask
 from echelon.core.errors import ConfigError
-from echelon.parallel.module.context.attention import (
-    CutAttention,
-    SeenAttention,
-    SeenCall,
-    mask_of,
-)
+from echelon.parallel.module.context import CutAttention, SeenAttention, SeenCall, mask_of
 from echelon.parallel.storage.gradients import GradientStore, Reduction
 from tests.parallel.layouts import plan_of
 

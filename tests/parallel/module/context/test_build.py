@@ -12,7 +12,7 @@ from echelon.core.errors import ConfigError
 from echelon.core.plan import Context, Zero
 from echelon.launch.local.supervisor import RankPool
 from echelon.layout.stage import part_of
-from echelon.parallel.module.context.build import SequenceCut
+from echelon.parallel.module.context import SequenceCut
 from tests.parallel.module.context import context_targets
 from tests.parallel.module.context.context_targets import Cut
 from tests.parallel.module.pipeline.targets import one_process, plan

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from echelon.core.errors import ConfigError
-from echelon.parallel.module.tensor.guess import guess_rules
+from echelon.parallel.module.tensor.apply import guess_rules
 from echelon.parallel.module.tensor.rules import rules_of
 from tests.parallel.module.tensor.families import OWN_RULES, Own, batch, make
 

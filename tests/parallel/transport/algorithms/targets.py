@@ -12,7 +12,7 @@ import torch
 from echelon.core.event import Event
 from echelon.cost.bytes.all_reduce import SumGroup
 from echelon.launch.context import RankContext
-from echelon.parallel.transport.algorithms.steps import Step, steps_of
+from echelon.parallel.transport.algorithms import Step, steps_of
 from echelon.parallel.transport.collectives import Pending
 from tests.parallel.targets import tensor_group
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.parallel.transport.algorithms.ring import gather_phase, scatter_phase
-from echelon.parallel.transport.algorithms.steps import Part
+from echelon.parallel.transport.algorithms import Part, gather_phase, scatter_phase
 from tests.parallel.transport.algorithms.targets import num_steps, summed_here
 
 

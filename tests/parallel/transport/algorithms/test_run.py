@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from echelon.launch.local.supervisor import RankPool
-from echelon.parallel.transport.algorithms.run import BackgroundThread
+from echelon.parallel.transport.algorithms import BackgroundThread
 from tests.parallel.transport.algorithms import targets
 from tests.parallel.transport.algorithms.targets import Moved, Summed
 

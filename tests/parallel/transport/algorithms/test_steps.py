@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.parallel.transport.algorithms.steps import (
+from echelon.parallel.transport.algorithms import (
     Part,
     gather_steps_of,
     scatter_steps_of,

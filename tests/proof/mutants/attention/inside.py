@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from echelon.core.plan import Plan
-from echelon.models.attention.online_softmax import HeadSinks, OnlineSoftmax
+from echelon.models.attention.interface import HeadSinks, OnlineSoftmax
 from echelon.parallel import vocabulary
 from echelon.parallel.context.attention import ContextAttention
 from tests.proof.layouts import Changes

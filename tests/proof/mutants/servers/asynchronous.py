@@ -11,11 +11,10 @@ import pytest
 
 from echelon.core.choices.updates import Updates
 from echelon.core.plan import Plan
-from echelon.parallel.servers.messages import Reply, WorkerMessages
+from echelon.parallel.servers.worker import Reply, WorkerMessages
 from echelon.parallel.storage.buckets import Bucket
+from echelon.training.servers.asynchronous import AsynchronousServer, AsynchronousWorker
 from echelon.training.servers.served import Push, Served
-from echelon.training.servers.server import AsynchronousServer
-from echelon.training.servers.worker import AsynchronousWorker
 from tests.proof.layouts import layout
 from tests.proof.mutants.planting import Told, mutant
 

@@ -11,7 +11,7 @@ import pytest
 
 from echelon.config.job import DataSettings
 from echelon.core.errors import DataError
-from echelon.core.settings.data_mixture import MixturePart
+from echelon.core.settings.list_types import MixturePart
 from echelon.training.data.batches import BatchLayout, training_batch
 from echelon.training.data.corpus import data_of_settings
 from echelon.training.data.dataset import IGNORED_LABEL, TokenDataset

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from echelon.core.errors import EnvironmentProblem
 from echelon.interop.hugging_face.folder import folder_tensors, hub_config, share_out
 from echelon.training.weights.export import open_model
-from echelon.training.weights.writers.hugging_face import write_files
 from echelon.training.weights.writers.shares import Writers
+from echelon.training.weights.writers.task import write_files
 from tests.parallel.layouts import NANO
 from tests.training.weights.test_export import drawn, stored
 

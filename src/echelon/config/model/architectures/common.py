@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An architecture, and what config.json files have in common: rotary positions, MLPs, heads."""
+"""An architecture, the reader of config.json files, and what these have in common.
+
+Rotary positions, MLPs and heads are read alike for most architectures.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias, cast
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias, TypeGuard, cast
 
-from echelon.config.model.config_json import (
-    DYNAMIC_ROPE,
-    PLAIN_ROPE,
-    STRETCHES,
-    ConfigJsonReader,
-    rope_entry,
-    rope_type,
+from echelon.config.entries import Entry
+from echelon.core.errors import Problem
+from echelon.core.model_shape import (
+    NEEDED_BY_KIND,
+    READ_BY_KIND,
+    Activation,
+    ModelShape,
+    RopeKind,
+    RopeScaling,
 )
-from echelon.core.model_shape import Activation, ModelShape, RopeScaling
+from echelon.core.rulebook.model import HF_CONFIG_MISSING_KEY, HF_CONFIG_VALUE
+from echelon.core.rules import did_you_mean
 
 Keys: TypeAlias = dict[str, object]
 
@@ -74,16 +82,6 @@ _NAMES = {
     "attention_factor": "attention_factor",
 }
 """What transformers calls fields of a stretch."""
-_NEEDED = {
-    "llama3": ("low_frequency_factor", "high_frequency_factor"),
-    "linear": (),
-    "yarn": (),
-    "longrope": ("short_factors", "long_factors"),
-}
-_OPTIONAL = {
-    "yarn": ("slow_turns", "fast_turns", "whole_dims", "attention_factor"),
-    "longrope": ("attention_factor",),
-}
 
 
 def read_rope(reader: ConfigJsonReader, theta: float, part: float = 1.0) -> None:
@@ -111,8 +109,8 @@ def read_stretch(reader: ConfigJsonReader, key: str, rope: dict[str, object]) ->
     kind = rope_type(rope)
     if kind in (PLAIN_ROPE, DYNAMIC_ROPE):
         return
-    if not isinstance(kind, str) or kind not in STRETCHES:
-        reader.refuse(key, rope, *({"rope_type": one} for one in (PLAIN_ROPE, *STRETCHES)))
+    if not is_stretch(kind):
+        reader.refuse(key, rope, *({"rope_type": one} for one in (PLAIN_ROPE, *READ_BY_KIND)))
         return
     # Kinds that were not there from the first are named; the first is what a table means.
     if kind != "llama3":
@@ -128,11 +126,10 @@ def read_stretch(reader: ConfigJsonReader, key: str, rope: dict[str, object]) ->
     _set_or_miss(reader, key, kind, "factor", "factor", factor)
     if kind != "linear":
         _set_or_miss(reader, key, kind, "original_positions", ORIGINAL, original)
-    for name in _NEEDED[kind]:
-        _set_or_miss(reader, key, kind, name, _NAMES[name], rope.get(_NAMES[name]))
-    for name in _OPTIONAL.get(kind, ()):
-        if rope.get(_NAMES[name]) is not None:
-            reader.set(f"rope_scaling.{name}", rope[_NAMES[name]], f"{key}.{_NAMES[name]}")
+    for name in (name for name in READ_BY_KIND[kind] if name in _NAMES):
+        value = rope.get(_NAMES[name])
+        if name in NEEDED_BY_KIND[kind] or value is not None:
+            _set_or_miss(reader, key, kind, name, _NAMES[name], value)
     if kind == "yarn" and rope.get("attention_factor") is None:
         _read_mscale(reader, key, rope, factor)
 
@@ -181,7 +178,7 @@ def stretch_keys(scaling: RopeScaling) -> Keys:
     keys: Keys = {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling.original_positions is not None:
         keys[ORIGINAL] = scaling.original_positions
-    for name in (*_NEEDED[scaling.kind], *_OPTIONAL.get(scaling.kind, ())):
+    for name in (name for name in READ_BY_KIND[scaling.kind] if name in _NAMES):
         value = getattr(scaling, name)
         if value is not None:
             keys[_NAMES[name]] = (
@@ -298,3 +295,98 @@ def write_kinds(shape: ModelShape) -> Keys:
     """Return the kind of every block."""
     kinds = [shape.layer_kind(layer) for layer in range(shape.layers)]
     return {"layer_types": [SLIDING if kind == "local" else FULL for kind in kinds]}
+
+
+OWN_TYPE, OWN_TABLE = "echelon", "model"
+"""The model_type of a config.json in Echelon's own settings, and the table that holds them."""
+PLAIN_ROPE, DYNAMIC_ROPE = "default", "dynamic"
+"""Kinds of rotary positions without a stretch, up to the positions of the model."""
+
+
+def is_stretch(kind: object) -> TypeGuard[RopeKind]:
+    """True for a kind of rotary positions that stretches them by a formula."""
+    return isinstance(kind, str) and kind in READ_BY_KIND
+
+
+def rope_entry(config: Mapping[str, object]) -> tuple[str, object]:
+    """Return the key that says how positions turn, and its value, if any."""
+    if config.get("model_type") == OWN_TYPE:
+        table = config.get(OWN_TABLE)
+        model = cast("dict[str, object]", table) if isinstance(table, dict) else {}
+        return f"{OWN_TABLE}.rope_scaling", model.get("rope_scaling")
+    # transformers 5 keeps both under rope_parameters, before that they were two keys.
+    key = "rope_parameters" if "rope_parameters" in config else "rope_scaling"
+    return key, config.get(key)
+
+
+def rope_type(rope: object) -> object:
+    """Return the kind of rotary positions that the value of that key says."""
+    if not isinstance(rope, dict):
+        return PLAIN_ROPE
+    table = cast("dict[str, object]", rope)
+    names = ("rope_type", "type", "kind")  # the last one is Echelon's own
+    return next((table[name] for name in names if name in table), PLAIN_ROPE)
+
+
+@dataclass(slots=True)
+class ConfigJsonReader:
+    """Take values out of a config.json, noting what is missing, unsupported, and taken."""
+
+    path: Path
+    config: Mapping[str, object]
+    entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
+    problems: list[Problem] = field(default_factory=list[Problem])
+
+    def where(self, key: str) -> str:
+        """Return what to call the place of a key."""
+        return f"{self.path}: {key}"
+
+    def set(self, name: str, value: object, key: str) -> None:
+        """Set `model.name` to a value that comes from `key`."""
+        self.entries[f"model.{name}"] = Entry(value=value, source=self.where(key))
+
+    def need(self, part: str = "", /, **keys: str) -> None:
+        """Set each setting of `part` ("experts.") to the value of its key, which must be there."""
+        wanted = {*keys.values()}
+        for name, key in keys.items():
+            if self.config.get(key) is not None:
+                self.set(f"{part}{name}", self.config[key], key)
+                continue
+            close = did_you_mean(key, [one for one in self.config if one not in wanted])
+            hint = f"; did you mean to write {close[0]}?" if close else ""
+            kind = self.config["model_type"]
+            self.missing(f"{key}, which a {kind} model needs{hint}", str(self.path))
+
+    def missing(self, what: str, set_by: str) -> None:
+        """Note that a key is missing, and what needs it."""
+        message = f"{self.path} has no {what}"
+        self.problems.append(
+            HF_CONFIG_MISSING_KEY.problem(message, key="model.hf_config", set_by=set_by)
+        )
+
+    def take(self, part: str = "", /, **keys: tuple[str, object]) -> None:
+        """Set each setting of `part` to the value of its key, else to the default beside it."""
+        for name, (key, default) in keys.items():
+            value = self.config.get(key)
+            value = default if value is None else value
+            if value is not None:
+                self.set(f"{part}{name}", value, key)
+
+    def only(self, **keys: tuple[object, ...]) -> None:
+        """Refuse a value of a key that is none of these; the first is what absence means."""
+        for key, supported in keys.items():
+            value = self.config.get(key, supported[0])
+            if value not in supported:
+                self.refuse(key, value, *supported)
+
+    def refuse(self, key: str, value: object, *supported: object, why: str = "") -> None:
+        """Note that the value of a key is not supported."""
+        self.problems.append(
+            HF_CONFIG_VALUE.problem(
+                f"{key} = {json.dumps(value, default=str)} is not supported for "
+                f"{self.config['model_type']}{why}",
+                key="model.hf_config",
+                set_by=self.where(key),
+                suggestions=[json.dumps(item) for item in supported],
+            )
+        )

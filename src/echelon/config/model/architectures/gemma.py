@@ -13,6 +13,7 @@ from echelon.config.model.architectures.common import (
     ATTENTION_BIASES,
     SLIDING,
     Architecture,
+    ConfigJsonReader,
     Keys,
     read_activation,
     read_counts,
@@ -24,7 +25,6 @@ from echelon.config.model.architectures.common import (
     write_decoder,
     write_kinds,
 )
-from echelon.config.model.config_json import ConfigJsonReader
 from echelon.core.model_shape import ModelShape
 
 WINDOW = 4096  # tokens

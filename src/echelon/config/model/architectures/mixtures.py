@@ -10,23 +10,21 @@ from typing import cast
 from echelon.config.model.architectures.common import (
     FULL,
     HEAD_DIM,
+    PLAIN_ROPE,
     SLIDING,
     Architecture,
+    ConfigJsonReader,
     Keys,
     read_decoder,
     read_kinds,
     read_window,
+    rope_entry,
+    rope_type,
     sharpening,
     write_decoder,
     write_kinds,
 )
 from echelon.config.model.architectures.llama import read_qwen3, write_qwen3
-from echelon.config.model.config_json import (
-    PLAIN_ROPE,
-    ConfigJsonReader,
-    rope_entry,
-    rope_type,
-)
 from echelon.core.model_shape import ModelShape
 
 TOP_K = "num_experts_per_tok"
@@ -276,10 +274,7 @@ MIXTURES = {
         read=_read_mixtral,
         keys=_write_mixtral,
         taken="experts in all blocks, the window",
-        tensors=(
-            "model.embed_tokens.weight",
-            "model.layers.0.block_sparse_moe.gate.weight",
-        ),
+        tensors=("model.embed_tokens.weight", "model.layers.0.block_sparse_moe.gate.weight"),
         experts=True,
     ),
     "qwen3_moe": Architecture(
@@ -315,10 +310,7 @@ MIXTURES = {
         keys=_write_gpt_oss,
         taken="experts with biases and a clamped SwiGLU, biases of logits of routers, sinks, "
         "local and global blocks by turns, biases, yarn",
-        tensors=(
-            "model.embed_tokens.weight",
-            "model.layers.0.mlp.experts.gate_up_proj_bias",
-        ),
+        tensors=("model.embed_tokens.weight", "model.layers.0.mlp.experts.gate_up_proj_bias"),
         experts=True,
     ),
 }

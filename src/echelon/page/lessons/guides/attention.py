@@ -78,7 +78,7 @@ def _all_pairs(mask: AttentionMask) -> Frame:
                 )
             ),
         ),
-        facts=(Fact(name=f"pairs of {TOKENS} tokens", value=str(pairs)),),
+        facts=(Fact(f"pairs of {TOKENS} tokens", str(pairs)),),
     )
 
 
@@ -119,8 +119,8 @@ def _storage() -> Frame:
             ),
         ),
         facts=(
-            Fact(name="keys and values", value=binary_bytes(whole)),
-            Fact(name="with 16-bit weights", value=decimal_bytes(whole + weights)),
+            Fact("keys and values", binary_bytes(whole)),
+            Fact("with 16-bit weights", decimal_bytes(whole + weights)),
         ),
     )
 
@@ -159,8 +159,8 @@ def _cut(mask: AttentionMask) -> Frame:
             ),
         ),
         facts=(
-            Fact(name="blocks missing", value=f"{len(blocks) - RANKS} of {len(blocks)}"),
-            Fact(name="error of a plain cut", value=f"{alone:.2g}"),
+            Fact("blocks missing", f"{len(blocks) - RANKS} of {len(blocks)}"),
+            Fact("error of a plain cut", f"{alone:.2g}"),
         ),
     )
 

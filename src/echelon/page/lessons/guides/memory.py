@@ -94,20 +94,18 @@ def _scene(weights: int, ranks: int) -> Scene:
         ),
         facts=(
             Fact(
-                name="model states",
-                value=decimal_bytes(total),
-                note=f"{MIXED_PRECISION.total} x {weights:,} bytes",
+                "model states", decimal_bytes(total), f"{MIXED_PRECISION.total} x {weights:,} bytes"
             ),
-            Fact(name="the same in GiB", value=binary_bytes(total)),
+            Fact("the same in GiB", binary_bytes(total)),
             Fact(
-                name="optimizer state",
-                value=f"{100 * MIXED_PRECISION.optimizer / MIXED_PRECISION.total:.0f} % of it",
+                "optimizer state",
+                f"{100 * MIXED_PRECISION.optimizer / MIXED_PRECISION.total:.0f} % of it",
             ),
         ),
     )
     rows = tuple((name, str(size), decimal_bytes(size * weights)) for name, size, _ in _PARTS)
     head = ("", "bytes each", "together")
-    return Scene(frames=(frame,), table=DataTable(head=head, rows=rows, right=(1, 2)))
+    return Scene(frames=(frame,), table=DataTable.of(head, rows))
 
 
 def _part(weights: int, name: str, size: int, why: str) -> Fold:
@@ -204,12 +202,8 @@ def _matrix() -> Frame:
             FoldsFigure(folds=_folds()),
         ),
         facts=(
-            Fact(name="values of the matrix", value=f"{values:,}"),
-            Fact(
-                name="in 16 bits",
-                value=decimal_bytes(SIZE * values),
-                note=f"= {binary_bytes(SIZE * values)}",
-            ),
+            Fact("values of the matrix", f"{values:,}"),
+            Fact("in 16 bits", decimal_bytes(SIZE * values), f"= {binary_bytes(SIZE * values)}"),
         ),
     )
 
@@ -264,7 +258,7 @@ def _columns() -> Frame:
             "and no other."
         ),
         figures=(_figure((place,)),),
-        facts=(Fact(name="values of a column", value=f"{HIDDEN:,}", note="one for each input"),),
+        facts=(Fact("values of a column", f"{HIDDEN:,}", "one for each input"),),
     )
 
 
@@ -285,14 +279,9 @@ def _shared(ranks: int) -> Frame:
         ),
         figures=(_figure(places),),
         facts=(
+            Fact("columns of a rank", f"{columns_of_rank(ranks):,}", f"{INNER:,} / {ranks}"),
             Fact(
-                name="columns of a rank",
-                value=f"{columns_of_rank(ranks):,}",
-                note=f"{INNER:,} / {ranks}",
-            ),
-            Fact(
-                name="of each matrix, a rank holds",
-                value=binary_bytes(SIZE * columns_of_rank(ranks) * HIDDEN),
+                "of each matrix, a rank holds", binary_bytes(SIZE * columns_of_rank(ranks) * HIDDEN)
             ),
         ),
     )

@@ -19,13 +19,13 @@ from echelon.page.lessons.lesson import (
     TileState,
     choices,
 )
-from echelon.page.lessons.matrices import mlp_weights
-from echelon.page.lessons.tensor.ranks import (
+from echelon.page.lessons.matrices import (
     BYTES,
     EVERYWHERE,
     degree_control,
     gather_fact,
     kinds_of,
+    mlp_weights,
     nothing_sent,
     place,
     sum_fact,
@@ -107,9 +107,9 @@ def _scene(cut: Cut) -> Scene:
     columns, n = cut.by == COLUMNS, cut.degree
     part, whole = cut.part, (FIRST, SECOND)
     weights = Fact(
-        name="weights on a rank",
-        value=f"{part[0] * part[1]:,}",
-        note=f"{decimal_bytes(part[0] * part[1] * BYTES)} in bf16, 1/{n} of the matrix",
+        "weights on a rank",
+        f"{part[0] * part[1]:,}",
+        f"{decimal_bytes(part[0] * part[1] * BYTES)} in bf16, 1/{n} of the matrix",
     )
     frames = (
         Frame(
@@ -118,9 +118,9 @@ def _scene(cut: Cut) -> Scene:
             figures=(DiagramFigure(kinds=kinds_of(n), places=(_input(cut), _weight(cut))),),
             facts=(
                 Fact(
-                    name="weights",
-                    value=f"{FIRST * SECOND:,}",
-                    note=f"{decimal_bytes(FIRST * SECOND * BYTES)} in bf16",
+                    "weights",
+                    f"{FIRST * SECOND:,}",
+                    f"{decimal_bytes(FIRST * SECOND * BYTES)} in bf16",
                 ),
             ),
         ),
@@ -174,7 +174,7 @@ def _table(degree: int) -> DataTable:
         for found in (cut_of(by, degree),)
     ]
     head = ("cut by", "A on a rank", "X on a rank", "a rank computes", "collective", "it sends")
-    return DataTable(head=head, rows=tuple(rows), right=(5,))
+    return DataTable.of(head, rows)
 
 
 def _input(cut: Cut) -> Place:

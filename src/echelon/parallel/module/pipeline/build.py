@@ -35,10 +35,10 @@ from echelon.layout.stage import RankPart, part_of
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.device_mesh import RankGroups, rank_groups
-from echelon.parallel.module.context.build import SequenceCut, apply_context
+from echelon.parallel.module.context import SequenceCut, apply_context
 from echelon.parallel.module.forwards.linear import defer_weights, layers_of
 from echelon.parallel.module.forwards.norms import shorten_norms
-from echelon.parallel.module.loss import Batch, ModuleLoss
+from echelon.parallel.module.loss import Batch, ModuleLoss, over_vocabulary
 from echelon.parallel.module.module import (
     RankModule,
     buckets_of,
@@ -73,7 +73,6 @@ from echelon.parallel.module.pipeline.stage import (
     hide,
     show,
 )
-from echelon.parallel.module.split_loss import over_vocabulary
 from echelon.parallel.module.start import (
     agree_on_module,
     check_plan,

@@ -15,9 +15,15 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
-from echelon.models.moe import Expert, MixtureOfExperts, ReferenceRouting, route_reference
+from echelon.models.moe import (
+    Expert,
+    MixtureOfExperts,
+    ReferenceRouting,
+    gates_of,
+    kept_assignments,
+    route_reference,
+)
 from echelon.models.operations import Operations
-from echelon.models.routing import gates_of, kept_assignments
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.causes.forward.variants import Variant
 from echelon.proof.causes.token_ranks import dispatched_tokens, token_rows

@@ -21,9 +21,14 @@ import torch
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
-from echelon.models.moe import Expert, MixtureOfExperts, RoutingNotes, route_reference
+from echelon.models.moe import (
+    Expert,
+    MixtureOfExperts,
+    RoutingNotes,
+    probabilities,
+    route_reference,
+)
 from echelon.models.operations import Operations
-from echelon.models.routing import probabilities
 from echelon.proof.causes.factors import name_factor
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.causes.forward.experts import assignment_outputs, summed
@@ -36,8 +41,7 @@ from echelon.proof.causes.gradients.microbatch_weights import (
 from echelon.proof.causes.token_ranks import token_rows
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.evidence.fits import EXPLAINED, fit_basis, nearly_equal
-from echelon.proof.oracle.losses import loss_of_tokens, whole_loss
-from echelon.proof.oracle.oracle import OracleStep, build_decoder
+from echelon.proof.oracle.oracle import OracleStep, build_decoder, loss_of_tokens, whole_loss
 from echelon.proof.oracle.routing import routing_losses
 
 _LOSSES = {"aux": "the auxiliary loss", "z": "the z-loss"}

@@ -19,9 +19,8 @@ from echelon.proof.claims.checks import Check
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import EXPLAINED, furthest_value, nearly_equal
-from echelon.proof.evidence.groups import index_in_group, shard_axis
-from echelon.proof.evidence.run import INITIAL, PARAMETERS
-from echelon.proof.evidence.steps import ReferenceStep
+from echelon.proof.evidence.mesh import index_in_group, shard_axis
+from echelon.proof.evidence.run import INITIAL, PARAMETERS, ReferenceStep
 from echelon.proof.oracle.oracle import OracleStep
 
 

@@ -25,8 +25,11 @@ from echelon.proof.causes.factors import named_factor
 from echelon.proof.causes.finding import ROUNDING, ProofFinding, with_distinguishing_axis
 from echelon.proof.causes.gradients.norm import name_norm
 from echelon.proof.causes.places import describe_slice, told_by_slice, wrong_elements
-from echelon.proof.causes.updates.captured import other_count
-from echelon.proof.causes.updates.optimizer_constants import ReplayedUpdate, explain_constants
+from echelon.proof.causes.updates.optimizer_constants import (
+    ReplayedUpdate,
+    explain_constants,
+    other_count,
+)
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.claims.value_checks import replay
@@ -38,8 +41,7 @@ from echelon.proof.evidence.fits import (
     nearly_equal,
     relative_residual,
 )
-from echelon.proof.evidence.run import INITIAL, PARAMETERS
-from echelon.proof.evidence.steps import ReferenceStep
+from echelon.proof.evidence.run import INITIAL, PARAMETERS, ReferenceStep
 from echelon.proof.oracle.optimizers import OptimizerState, TensorUpdate, update
 from echelon.proof.oracle.oracle import TORCH_DTYPES, OracleStep
 
@@ -442,7 +444,7 @@ def explain_state(
     What follows for all of `replayed.where` must follow from it.
     """
     *before, now, _ = kept = _history(replayed)
-    parts = (*_sums_of(kept), _VALUE)
+    parts = (*dict.fromkeys(name for one in kept for name in one.sums), _VALUE)
     for ago, one in enumerate(reversed(before), start=1):
         for taken in _subsets(parts):
             if _fits(replayed, now.with_parts_of(one, taken)):
@@ -479,10 +481,6 @@ def _fits(replayed: ReplayedUpdate, kept: _Kept) -> bool:
     made = replayed.update(replayed.last, replayed.optimizer, state, kept.value)
     right = replayed.last.before[replayed.spec.name]
     return replayed.fits(kept.value + made.total - right) < EXPLAINED
-
-
-def _sums_of(kept: Sequence[_Kept]) -> list[str]:
-    return list(dict.fromkeys(name for one in kept for name in one.sums))
 
 
 def _subsets(parts: Sequence[str]) -> Iterator[tuple[str, ...]]:
