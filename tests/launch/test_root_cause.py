@@ -61,8 +61,8 @@ def test_a_rank_is_stopped_or_silent_once_it_was_so_for_long() -> None:
     signs = SignsOfLife(heard_at=10.0)
 
     def missed(now: float, *, stopped: bool = False) -> FaultKind | None:
-        found = signs.missed(now, stopped=stopped, stopped_s=3.0, silent_s=5.0)
-        return None if found is None else found[0]
+        wrong = signs.missed(now, stopped=stopped, stopped_s=3.0, silent_s=5.0)
+        return None if wrong is None else wrong[0]
 
     assert missed(15.0) is None
     assert missed(15.5) is FaultKind.SILENT

@@ -86,7 +86,7 @@ class SignsOfLife:
     def missed(
         self, now: float, *, stopped: bool, stopped_s: float, silent_s: float
     ) -> tuple[FaultKind, str] | None:
-        """Return what is wrong, and in words, once it has been so for as many seconds."""
+        """The fault and its words, once it has been there for that many seconds; else None."""
         if stopped:
             self.stopped_since = self.stopped_since or now
             if now - self.stopped_since >= stopped_s:

@@ -245,16 +245,16 @@ class Watchdog(threading.Thread):
             self._next_count, self._next_signs.heard_at = beat.count, now
         state = _process_state(beat.pid) if beat.host == self._host else None
         if state in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-            found = (FaultKind.KILLED, "is gone: it was killed, or exited without a word")
+            wrong = (FaultKind.KILLED, "is gone: it was killed, or exited without a word")
         else:
-            found = self._next_signs.missed(
+            wrong = self._next_signs.missed(
                 now,
                 stopped=state == psutil.STATUS_STOPPED,
                 stopped_s=self._limits.stopped_s,
                 silent_s=SILENT_S if state is None else self._limits.silent_s,
             )
-        if found is not None and not self._done:
-            fault = RankFault(rank=self._next, kind=found[0], at=now, summary=found[1])
+        if wrong is not None and not self._done:
+            fault = RankFault(rank=self._next, kind=wrong[0], at=now, summary=wrong[1])
             self._report(self.publish_fault(self._explained(fault)))
 
     def _watch_self(self, now: float) -> None:

@@ -218,14 +218,14 @@ class JobMonitor:
         now = time.monotonic()
         if seen.fault is not None or seen.dropped:
             return
-        found = seen.missed(
+        wrong = seen.missed(
             now,
             stopped=seen.process.stopped(),
             stopped_s=self._limits.stopped_s,
             silent_s=self._limits.silent_s if seen.open else inf,
         )
-        if found is not None:
-            kind, what = found
+        if wrong is not None:
+            kind, what = wrong
             detail = self._dump(seen) if kind is FaultKind.SILENT else ""
             seen.fault = new_fault(seen, kind, now, what + seen.place, detail)
 

@@ -29,7 +29,7 @@ def _against(plan: Plan, held: RankMemory) -> str:
 
 
 def _gathers_again(plan: Plan) -> bool:
-    """Return whether ranks gather the parameters of a unit again in backward."""
+    """True if ranks gather the parameters of a unit again in backward."""
     zero, mesh = plan.layout.zero, plan.mesh
     return zero.stage == 3 and zero.reshard_after_forward and mesh.dp_shard * mesh.cp > 1
 
