@@ -126,9 +126,8 @@ def _findings(gradient: WrongGradient) -> Iterator[ProofFinding]:
 def _missing_sum(gradient: WrongGradient) -> Iterator[ProofFinding]:
     """Find copies whose sum is missing, or that were each clipped by a norm of its own."""
     evidence, step, name = gradient.evidence, gradient.step.step, gradient.name
-    first = gradient.wrong[0].rank
-    ranks = dict.fromkeys((first, *evidence.run.holders(GRADIENTS, step, name)))
-    held = {rank: evidence.run.vector(GRADIENTS, step, name, rank) for rank in ranks}
+    first, held = gradient.wrong[0].rank, evidence.run.vectors(GRADIENTS, step, name)
+    held = {first: held[first], **held}
     right = gradient.right.reshape(-1)
     yield from missing_sums(evidence.sums(name), held, right, gradient.fits)
     if gradient.step.clip_norm is None or not evidence.run.reads_clipped:
