@@ -26,13 +26,13 @@ from echelon.cost.bytes.generate import cache_size
 from echelon.inference.cache import CachedSequence, PagedCache
 from echelon.inference.generator import Generator, Writing
 from echelon.inference.operations import CacheOperations
-from echelon.inference.weights import empty_decoder, put_off_biases, weight_shards
 from echelon.launch.context import RankContext
 from echelon.launch.local.supervisor import RankPool
 from echelon.layout.stage import part_of
 from echelon.models.decoder import Decoder
 from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
+from echelon.training.inference import empty_decoder, put_off_biases, weight_shards
 
 PROMPT, COUNT = 32, 64  # tokens
 BESIDE_TRANSFORMERS = {1: 1.0, 2: 1.5}

@@ -31,7 +31,7 @@ from bench.accuracy.published.rows import Row, read_rows
 from bench.accuracy.published.trainer_defaults import with_named_settings
 from echelon.core.errors import ConfigError
 from echelon.cost.fit.runs import plan_label
-from echelon.cost.seconds.flops import attended_positions, attention_width
+from echelon.cost.seconds.kernels import attended_positions, attention_width
 from echelon.planner.recommend.recommend import Recommendation, recommend
 from echelon.planner.search.ranked import RankedPlan
 from echelon.planner.search.request import SearchAim, SearchRequest, make_request

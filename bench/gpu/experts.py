@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from typing import Any, cast
 import torch
 
 from bench.gpu.measure import profiled
+from bench.gpu.pieces import timed
 from bench.harness.catalogue import ours
 from bench.harness.plans import bench_plan
 from bench.harness.spec import SINGLE, Size
@@ -268,7 +268,7 @@ def table(
     times: dict[str, list[float]] = {name: [] for name in made}
     for _ in range(options.repeats):
         for name, case in made.items():
-            times[name].append(_timed(case.step, options.steps, device))
+            times[name].append(timed(case.step, options.steps, device))
     lines = [f"{size}, bf16, {options.experts} experts", ""]
     lines += ["| case | ms | spread | of the first | error |", "|---|---|---|---|---|"]
     shortest = statistics.median(next(iter(times.values())))
@@ -287,20 +287,6 @@ def longest(made: dict[str, BlockCase], device: torch.device) -> Iterator[str]:
         yield f"\n{name}: {launches} launches\n\n| us | calls | kernel |\n|---|---|---|"
         for kernel, calls, seconds in kernels:
             yield f"| {float(str(seconds)) * 1e6:.0f} | {calls} | `{str(kernel)[:110]}` |"
-
-
-def _timed(step: Step, count: int, device: torch.device) -> float:
-    _wait(device)
-    begin = time.perf_counter()
-    for _ in range(count):
-        step()
-    _wait(device)
-    return (time.perf_counter() - begin) / count
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

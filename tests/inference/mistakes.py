@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from echelon.inference import cache as cache_module
-from echelon.inference import generator, weights
+from echelon.inference import generator
 from echelon.inference.cache import CachedSequence, KindCaches, PagedCache
 from echelon.inference.operations import CachedAttention, CacheOperations
 from echelon.launch.context import RankContext
+from echelon.training import inference as weights
 from tests.inference.targets import Written, write
 
 Patch = Callable[[pytest.MonkeyPatch], None]

@@ -12,12 +12,12 @@ from echelon.cost.bytes.generate import kind_cache_sizes
 from echelon.inference.cache import KindCaches
 from echelon.inference.generator import Generator, Writing
 from echelon.inference.operations import CacheOperations
-from echelon.inference.weights import empty_decoder, put_off_biases, weight_shards
 from echelon.launch.context import RankContext
 from echelon.layout.stage import part_of
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
+from echelon.training.inference import empty_decoder, put_off_biases, weight_shards
 from tests.inference.cases import router_biases_of, sequences_of, weights_of
 
 

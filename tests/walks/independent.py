@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from echelon.config.load import load_job
 from echelon.config.presets import preset_names
-from echelon.config.rules.plan import require_trainable
+from echelon.config.rules.finders import require_trainable
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.proof.independent.comparison import TRANSFORMERS, independent_pass

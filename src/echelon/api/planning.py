@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ec.plan`, `ec.compare`, `ec.prove`, `ec.bisect`: plans, side by side and beside one process.
+"""`ec.plan`, `ec.prove`, `ec.bisect`: plans, alone and compared with one process.
 
 A run file or preset becomes a Plan; a model and a cluster become an answer: which plan is best, and
 what it takes.
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from echelon.api.given_plan import GivenPlan, plan_from_given
-from echelon.config.files.program import require_subject
 from echelon.config.load import load_job
-from echelon.config.rules.plan import require_trainable
+from echelon.config.reading import require_subject
+from echelon.config.rules.finders import require_trainable
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.optional import optional_package, require_package
 from echelon.core.plan import Plan
@@ -341,7 +341,7 @@ def ranks_of(plan: Plan, subject: str | None) -> Iterator[RankRunner]:
     require_trainable(plan)
     if subject is not None:
         require_subject(subject)
-    from echelon.config.rules.plan import require_offload_dir
+    from echelon.config.rules.finders import require_offload_dir
     from echelon.launch.local.supervisor import RankPool
     from echelon.launch.room import require_kernels
     from echelon.launch.root_cause import RankFailure

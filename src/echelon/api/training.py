@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from echelon.api.given_plan import GivenPlan, job_of_plan, plan_from_given
 from echelon.config.job import Job
-from echelon.config.rules.plan import require_trainable, require_yes_to_assumed
+from echelon.config.rules.finders import require_trainable, require_yes_to_assumed
 from echelon.core.errors import ConfigError, EchelonError, EnvironmentProblem
 from echelon.core.optional import optional_package
 from echelon.core.rulebook.islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
@@ -271,7 +271,7 @@ def require_paths(job: Job, resume: Path | None) -> None:
 
 
 def _require_offload_dir(job: Job, ranks: range) -> None:
-    from echelon.config.rules.plan import require_offload_dir
+    from echelon.config.rules.finders import require_offload_dir
 
     require_offload_dir(job.plan, ranks, job.source_of("zero.offload_dir"))
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from echelon.api.given_plan import GivenPlan, plan_from_given
-from echelon.config.files.program import (
+from echelon.config.reading import (
     DEVICE_FUNCTION,
     RANK_FUNCTION,
     require_module,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -216,19 +217,8 @@ def weights(
 
 
 def _as_json(found: ExportedWeights) -> dict[str, object]:
-    return {
-        "folder": str(found.folder),
-        "to": found.to,
-        "model_type": found.model_type,
-        "dtype": found.dtype,
-        "tensors": found.tensors,
-        "num_bytes": found.num_bytes,
-        "files": list(found.files),
-        "tokenizer": found.tokenizer,
-        "checkpoint": str(found.checkpoint),
-        "optimizer": found.optimizer,
-        "ranks": found.ranks,
-    }
+    values = asdict(found) | {"folder": str(found.folder), "checkpoint": str(found.checkpoint)}
+    return {name: value for name, value in values.items() if name != "rank"}
 
 
 def _as_text(found: ExportedWeights) -> str:

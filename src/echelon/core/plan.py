@@ -252,7 +252,7 @@ class Zero:
         ),
     ] = "parameters"
     """At stage 3, what is gathered: parameters, codes of weights that are multiplied in 8 bits
-    (`parallel/fp8_gather.py`), or matrices in int8 (`parallel/storage/int8_gather.py`)."""
+    (`parallel/fp8_gather.py`), or matrices in int8 (`parallel/storage/buckets.py`)."""
     reduce: Annotated[
         ReduceKind,
         Configured(

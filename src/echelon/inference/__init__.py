@@ -3,7 +3,6 @@
 
 cache        blocks of positions in one pool of each block of the model; the tokens of a step
 operations   the steps of a decoder over the cache, split over `tp`; its attention
-weights      a rank's part of a model, made to be read into
 generator    the loop through the stages of a pipeline: prompts, then token by token, as chosen
 
 Nothing here reads checkpoints or text (`training/whole_run.py` does), and nothing has gradients.

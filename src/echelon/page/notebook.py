@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echelon.core.notebook import NOTEBOOK_VIEWS
-from echelon.page.drawn.static import static_html
+from echelon.page.drawn.document import static_html
 
 if TYPE_CHECKING:
     from echelon.core.plan import Plan

@@ -7,7 +7,7 @@ Sent:  gradients: `data.py`. Parameters, stages 1 and 2: one all-gather per buck
        way since the update, awaited by the first forward that uses it. Stage 3: one all-gather per
        unit before its forward and one before its backward (or one per step), a unit ahead; of
        weights multiplied in 8 bits their codes (`fp8_gather.py`), or matrices in int8
-       (`storage/int8_gather.py`), with `zero.gather`. With `zero.secondary` (hpZ of ZeRO++) the
+       (`storage/buckets.py`), with `zero.gather`. With `zero.secondary` (hpZ of ZeRO++) the
        first gather of a step crosses nodes; each rank copies its secondary slice from it, and all
        later ones, of later microbatches and of backward passes, stay inside of the node.
 Bytes: `data_bytes` in `cost/bytes/data.py`, by tier `parameter_gather_tiers` in

@@ -17,7 +17,7 @@ from pathlib import Path
 from echelon.config.job import Job
 from echelon.core.event import EventSink, NoEvents
 from echelon.core.plan import Plan
-from echelon.cost.seconds.flops import model_flops_per_token
+from echelon.cost.seconds.kernels import model_flops_per_token
 from echelon.layout.islands import islands_of
 from echelon.telemetry.console import (
     Console,

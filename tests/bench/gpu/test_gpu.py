@@ -259,7 +259,7 @@ def test_plain_pytorch_compiles_to_one_graph_or_fails(monkeypatch: pytest.Monkey
         torch._dynamo.graph_break()
         return logits_BTV.mean() + labels_BT.sum() * 0
 
-    monkeypatch.setattr("bench.gpu.plain.mean_loss", breaks)
+    monkeypatch.setattr("bench.gpu.subjects.mean_loss", breaks)
     torch.compiler.reset()
     step, _ = build(settings)
     with pytest.raises(Unsupported):

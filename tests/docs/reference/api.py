@@ -67,7 +67,7 @@ RECORDS = {
         "echelon.api.exporting.ExportedWeights",
         "echelon.api.calibrating.machine.MachineCalibration",
         *(
-            "echelon.config.files.times_file.TimesFile",
+            "echelon.config.files.measurements.TimesFile",
             "echelon.api.calibrating.run.RunCalibration",
         ),
         "echelon.api.calibrating.merge.MergedCalibration",

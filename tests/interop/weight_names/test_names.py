@@ -148,7 +148,7 @@ def test_any_rectangle_is_read(
 ) -> None:
     shape, random = SHAPES[name], Random(name)
     # A buffer of a few rows makes blocks of them, and must grow for longer ones.
-    monkeypatch.setattr("echelon.training.checkpoint.sub_tensor.BUFFER_BYTES", 300)
+    monkeypatch.setattr("echelon.training.checkpoint.shard_file.BUFFER_BYTES", 300)
     original(shape).save(tmp_path, fused=fused)
     whole = loaded(tmp_path, shape)
     require_rectangles(tmp_path, shape, whole, random, count=4)

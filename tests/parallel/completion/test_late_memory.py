@@ -14,8 +14,8 @@ from echelon.parallel.completion.late_memory import (
     LateCopyStreams,
     LateFileOffloadStore,
 )
-from echelon.parallel.offload.activations import HostActivations
-from echelon.parallel.offload.buffers import plain_memory
+from echelon.parallel.offload.host_memory import plain_memory
+from echelon.parallel.recompute import HostActivations
 from echelon.parallel.tensor_memory import PooledTensorMemory
 
 CPU = torch.device("cpu")

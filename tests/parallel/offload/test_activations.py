@@ -13,8 +13,7 @@ import torch
 from echelon.core.plan import Recompute
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
-from echelon.parallel.offload.activations import HostActivations
-from echelon.parallel.recompute import OperatorRecompute, RecomputingRunner
+from echelon.parallel.recompute import HostActivations, OperatorRecompute, RecomputingRunner
 from tests.parallel.layouts import NANO
 from tests.parallel.offload.lazy_copy_streams import LazyCopyStreams, LazyEvent
 

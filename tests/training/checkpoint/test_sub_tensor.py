@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from echelon.training.checkpoint.sub_tensor import own_memory, read_pieces, row_buffer
+from echelon.training.checkpoint.shard_file import own_memory, read_pieces, row_buffer
 
 TENSORS = {
     "scalar": torch.tensor(3.0),
@@ -34,7 +34,7 @@ CUTS = {
 def test_a_part_is_what_a_slice_is(
     name: str, bytes_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("echelon.training.checkpoint.sub_tensor.BUFFER_BYTES", bytes_at_once)
+    monkeypatch.setattr("echelon.training.checkpoint.shard_file.BUFFER_BYTES", bytes_at_once)
     save_file(TENSORS, tmp_path / "a.safetensors")
     piece, whole = read_pieces(tmp_path / "a.safetensors")[name], TENSORS[name]
     for cut in CUTS[name]:

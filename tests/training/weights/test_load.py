@@ -121,7 +121,7 @@ def test_any_rectangle_is_read(
     shape, tensors, _ = MODELS[name]
     random = Random(seed)
     # A buffer of a few rows makes blocks of them, and must grow for longer ones.
-    monkeypatch.setattr("echelon.training.checkpoint.sub_tensor.BUFFER_BYTES", 200)
+    monkeypatch.setattr("echelon.training.checkpoint.shard_file.BUFFER_BYTES", 200)
     save_file(tensors, tmp_path / "model.safetensors")
     whole = loaded(tmp_path, shape)
     require_rectangles(tmp_path, shape, whole, random, count=3)

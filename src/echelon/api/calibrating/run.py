@@ -9,11 +9,11 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from echelon.config.cluster.file import cluster_toml
+from echelon.config.files.measurements import TimesFile
 from echelon.config.files.new_file import require_writable, write_new
-from echelon.config.files.times_file import TimesFile
 from echelon.config.load import load_job
 from echelon.config.reading import is_file, is_folder
-from echelon.config.rules.plan import require_trainable
+from echelon.config.rules.finders import require_trainable
 from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError

@@ -38,8 +38,7 @@ from echelon.cost.inputs.numbers import (
     ceil_div,
 )
 from echelon.cost.inputs.pipeline import schedule_index
-from echelon.cost.seconds.flops import attention_width
-from echelon.cost.seconds.kernels import product_dtype, with_measured_kernels
+from echelon.cost.seconds.kernels import attention_width, product_dtype, with_measured_kernels
 from echelon.cost.seconds.trainers import our_constants
 from echelon.layout.expert_load import dispatched_tokens
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from echelon.core.version import __version__
 from echelon.interop.tools import tool_of_trainer
 from echelon.page.documents.plan import plan_page
 from echelon.planner.answer.answer import SizesAnswer, sizes_head, sizes_legend, sizes_table
@@ -55,7 +54,6 @@ def sizes_page(sizes: SizesAnswer) -> PageDocument:
                 table=sizes_table(sizes.found),
             ),
         ),
-        made_by=f"Echelon {__version__}",
     )
 
 

@@ -24,7 +24,7 @@ from echelon.config.derived.pipeline import FILE, FILE_KEY, SCHEDULE_KEY, STAGES
 from echelon.config.files.show import CLUSTER_FILE, CLUSTER_KEY, SCHEDULE_FILE
 from echelon.config.load import load_job
 from echelon.config.plan_view import view_from_plan
-from echelon.config.rules.plan import require_trainable
+from echelon.config.rules.finders import require_trainable
 from echelon.config.schema import SETTINGS
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan

@@ -28,7 +28,7 @@ number over 127, and each number becomes the nearest multiple of the step, of tw
 block of zeros stays as it is. Rounded are all matrices but those of routers and the table of
 learned positions. What is not finite makes its whole block so. Gradients are those of the rounded
 matrix, and the optimizer changes the one that is not rounded. Nothing is shared with
-`parallel/storage/int8_gather.py`.
+`parallel/storage/buckets.py`.
 
 Shape suffixes: R rows, C columns, N tokens, I inputs, O outputs.
 """

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from echelon.config.rules.plan import require_trainable
+from echelon.config.rules.finders import require_trainable
 from echelon.core.axis import MESH_AXES
 from echelon.core.errors import ConfigError
 from echelon.core.mesh import Mesh

@@ -30,8 +30,13 @@ from echelon.training.checkpoint.communicator import (
 from echelon.training.checkpoint.folder import other_checkpoints
 from echelon.training.checkpoint.identity import RunIdentity, identity_problems, shown
 from echelon.training.checkpoint.index import CheckpointIndex, Rectangle, read_index, read_state
-from echelon.training.checkpoint.shard_file import DTYPE_NAMES, Shards, every_shard
-from echelon.training.checkpoint.sub_tensor import read_pieces, row_buffer
+from echelon.training.checkpoint.shard_file import (
+    DTYPE_NAMES,
+    Shards,
+    every_shard,
+    read_pieces,
+    row_buffer,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from echelon.core.rulebook.run import LOSS_NOT_FINITE
 from echelon.models.batch import TokenBatch
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.rank_model import GradientExchange
-from echelon.parallel.servers.messages import (
+from echelon.parallel.servers import (
     ASKS_FOR_PARAMETERS,
     ASKS_TO_STOP,
     BEGIN,
@@ -33,11 +33,11 @@ from echelon.parallel.servers.messages import (
     FIRST_BUCKET,
     LEAVES,
     WORKER,
+    PulledParameters,
     WorkerMessages,
     receive_numbers,
     send_numbers,
 )
-from echelon.parallel.servers.worker import PulledParameters
 from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Group
 from echelon.training.engine import TrainEngine
@@ -262,7 +262,6 @@ class AsynchronousWorker(ServedWorker):
     )
 
     def __init__(self, *args: Any, **named: Any) -> None:
-        """Build the worker as any rank is built."""
         super().__init__(*args, **named)
         assert isinstance(self.model.reduction, WorkerMessages), "it pushes to servers"
         self.messages = self.model.reduction

@@ -26,9 +26,9 @@ from echelon.core.rulebook.run import (
 from echelon.interop.hugging_face.folder import FolderTensor
 from echelon.interop.weight_names.source import ParameterSource
 from echelon.training.checkpoint.index import PARAMETERS, CheckpointIndex, ShardEntry, TensorEntry
-from echelon.training.checkpoint.shard_file import DTYPE_NAMES
-from echelon.training.checkpoint.sub_tensor import (
+from echelon.training.checkpoint.shard_file import (
     BUFFER_BYTES,
+    DTYPE_NAMES,
     StoredPiece,
     StoredRows,
     own_memory,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fill a rank's shards from files of weights, a few megabytes at a time (`sub_tensor.py`).
+"""Fill a rank's shards from files of weights, a few megabytes at a time (`shard_file.py`).
 
 Values are converted on the way, so a rank never holds more than its shards and one small buffer.
 """
@@ -17,8 +17,7 @@ from echelon.core.rulebook.weights import WEIGHTS_FILE_READABLE, WEIGHTS_FINITE
 from echelon.interop.weight_names.source import RowRun
 from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import ObjectCommunicator, run_on_all_ranks
-from echelon.training.checkpoint.shard_file import DTYPE_NAMES
-from echelon.training.checkpoint.sub_tensor import StoredRows, row_buffer
+from echelon.training.checkpoint.shard_file import DTYPE_NAMES, StoredRows, row_buffer
 from echelon.training.weights.files import SETTING, WeightFiles
 from echelon.training.weights.stored import StoredBlock
 

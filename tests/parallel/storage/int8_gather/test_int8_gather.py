@@ -13,7 +13,7 @@ from echelon.cost.bytes.sent import bytes_sent
 from echelon.launch.local.supervisor import RankPool
 from echelon.layout.buckets import plan_buckets
 from echelon.layout.stage import rank_part
-from echelon.parallel.storage.int8_gather import Int8Message, block_codes, block_scales
+from echelon.parallel.storage.buckets import Int8Message, block_codes, block_scales
 from echelon.parallel.tensor_memory import OwnedTensorMemory
 from echelon.proof.oracle.fp8 import as_gathered
 from echelon.proof.run import prove

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from echelon.core.plan import Plan
-from echelon.parallel.storage import int8_gather
-from echelon.parallel.storage.int8_gather import Int8Message
+from echelon.parallel.storage import buckets as int8_gather
+from echelon.parallel.storage.buckets import Int8Message
 from tests.proof.layouts import Changes
 from tests.proof.mutants.planting import Told, mutant
 

@@ -11,13 +11,13 @@ from echelon.core.event import NoEvents
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
 from echelon.inference.operations import CacheOperations
-from echelon.inference.weights import empty_decoder, put_off_biases, weight_shards
 from echelon.launch.context import RankContext
 from echelon.launch.local.supervisor import RankPool
 from echelon.layout.stage import part_of
 from echelon.models.decoder import MLP, Block, GroupedQueryAttention
 from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
+from echelon.training.inference import empty_decoder, put_off_biases, weight_shards
 from tests.inference.runs import generation_plan, split_name
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.page.drawn.files import ZOOM, FigureFiles, png_bytes, require_png
+from echelon.page.drawn.document import ZOOM, FigureFiles, png_bytes, require_png
 from echelon.page.drawn.marks import Drawing, box, words
 from tests.page.browser.documents import documents
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from echelon.core.errors import ConfigError, EchelonError
-from echelon.page.drawn import files as png
-from echelon.page.drawn.figure import drawing
-from echelon.page.drawn.files import FigureFiles
+from echelon.page.drawn import document as png
+from echelon.page.drawn.document import FigureFiles, drawing
 from echelon.page.drawn.marks import svg_file
 from echelon.planner.view.document import PageDocument
 from tests.page.browser.documents import documents

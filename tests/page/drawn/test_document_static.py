@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from echelon.page.drawn.static import MOST_BYTES, static_html
+from echelon.page.drawn.document import MOST_BYTES, static_html
 from echelon.planner.view.document import (
     DataTable,
     Fact,
@@ -83,7 +83,7 @@ def document(*sections: Section, said: str = "x") -> PageDocument:
         subject=said,
         verdict=said,
         good=False,
-        facts=(Fact(name="a", value="b"),),
+        facts=(Fact("a", "b"),),
         sections=sections,
         made_by=said,
     )
