@@ -23,7 +23,7 @@ def agree_on_ways(tmp_path: Path, seed: int, count: int) -> Counter[str]:
         path = tmp_path / "run.toml"
         path.write_text(run_text(*settings), encoding="utf-8")
         plan = load_job(path).plan
-        advised = advise(PlanSituation(plan))
+        advised = advise(PlanSituation.of(plan))
         found = guide_ways(tables(), *settings)
         assert [one.id for one in found] == [one.id for one in advised.advice]
         for way, (advice, differs) in zip(found, advised.against(plan), strict=True):

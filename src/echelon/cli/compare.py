@@ -31,7 +31,7 @@ from echelon.planner.explain.compare import PlanComparison
 from echelon.planner.view.text_layout import WIDTH, fit_page, section_text, table
 
 if TYPE_CHECKING:
-    from echelon.proof.verdict import StrategyDeviation
+    from echelon.proof.deviations import StrategyDeviation
 
 WIDEST_VALUE = 22  # columns of a value on a page of 80
 
@@ -159,7 +159,7 @@ def compare_with_one_process(
     note(f"proving {', '.join(chosen)} of {run} on {ranks} ranks beside one process ...")
     with working("comparing", lines=not as_json):
         found = compare_strategies(run, chosen, ranks=ranks, settings=settings)
-    from echelon.proof.verdict import all_hold
+    from echelon.proof.deviations import all_hold
 
     columns = page_columns()
     print_result(

@@ -150,9 +150,9 @@ def gradient_ranks(view: View) -> int:
 
 
 def record(view: View, kind: type[T], table: str, /, **given: object) -> T:
-    """Return a dataclass whose fields are the settings of `table` but for those given."""
+    """Return a dataclass whose fields are the settings of `table` ("" for none) or are given."""
     read = {
-        name: value_of_field(hint, view.value(f"{table}.{key}"))
+        name: value_of_field(hint, view.value(f"{table}.{key}" if table else key))
         for name, key, hint in configured_fields(kind)
         if name not in given
     }

@@ -25,11 +25,16 @@ from echelon.cost.bytes.terms import (
 from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.offload import OffloadStore
-from echelon.parallel.offload.copy_streams import CopyStreams
+from echelon.parallel.offload.host_memory import CopyStreams
 from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.tensor_memory import BufferPool
-from echelon.parallel.transport.collectives import Group, Pending, ReduceOp, require_contiguous
-from echelon.parallel.transport.communicator import Communicator
+from echelon.parallel.transport.collectives import (
+    Communicator,
+    Group,
+    Pending,
+    ReduceOp,
+    require_contiguous,
+)
 from echelon.parallel.transport.recorder import Recorder, WaitTime
 from echelon.rehearsal.memory import (
     BUFFERS,

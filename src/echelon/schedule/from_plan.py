@@ -223,7 +223,7 @@ def coverage_problem(stages: Sequence[Sequence[int]], layers: int) -> list[str]:
     return faults
 
 
-def tied_embedding_problems(schedule: Schedule, *, key: str, set_by: str = "") -> Iterator[Problem]:
+def tied_embedding_problems(schedule: Schedule, *, key: str) -> Iterator[Problem]:
     """Yield that copies of a tied embedding would lie on more than two ranks of a schedule."""
     if not schedule.mirrored:
         return
@@ -236,7 +236,6 @@ def tied_embedding_problems(schedule: Schedule, *, key: str, set_by: str = "") -
         f"microbatches cross the ranks the other way round: the first stage is on {_on(first)} and "
         f"the last on {_on(last)}, so that {len(holders)} ranks would hold the embedding",
         key=key,
-        set_by=set_by,
         suggestions=("model.tied = false", f"the last stage on {_on(first)}"),
     )
 

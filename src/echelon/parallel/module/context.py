@@ -5,7 +5,7 @@ see the attention of the whole module -> replace it -> compare the cut module wi
 
 Split: the positions of every sequence, as in `parallel/context`.
 Sent:  as in `parallel/context`: keys and values around a ring or gathered, or heads for positions.
-Bytes: `module_context_bytes` in `cost/bytes/modules.py`.
+Bytes: `module_context_bytes` in `tests/parallel/module/sent_bytes.py`.
 Must divide: cp | sequence_length (2 ring_degree under zigzag); ulysses_degree | heads.
 Source: Liu et al., "Ring Attention", 2023; Jacobs et al., "DeepSpeed-Ulysses", 2023.
 
@@ -312,7 +312,6 @@ class SeenAttention(TorchFunctionMode):
     """Note the calls of attention in one forward of the whole module."""
 
     def __init__(self) -> None:
-        """Have seen nothing."""
         super().__init__()
         self.calls: list[SeenCall] = []
 

@@ -15,7 +15,7 @@ Where tensor ranks have columns of the head:
 
 Split: the vocabulary, as the head is: logits [B, T, V/n] of each rank.
 Sent:  three numbers for each token (all-gather), instead of all logits.
-Bytes: `module_tensor_bytes` in `cost/bytes/modules.py`, with `loss_bytes`.
+Bytes: `module_tensor_bytes` in `tests/parallel/module/sent_bytes.py`, with `loss_bytes`.
 Must divide: nothing; columns of padding do not count.
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3.
 

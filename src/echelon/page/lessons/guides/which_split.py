@@ -115,7 +115,7 @@ def _path_scene(path: TreePath) -> Scene:
 
 
 def _situation(model: str, cluster: str) -> PlanSituation:
-    return PlanSituation(
+    return PlanSituation.of(
         load_job(model, (f"cluster.preset={cluster}", "precision.parameters=bf16")).plan
     )
 
