@@ -32,8 +32,7 @@ from echelon.cost.bytes.terms import all_gather_bytes, all_reduce_bytes
 from echelon.launch.context import RankContext
 from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
-from echelon.parallel.transport.collectives import Group
-from echelon.parallel.transport.communicator import Communicator
+from echelon.parallel.transport.collectives import Communicator, Group
 from echelon.parallel.transport.recorder import Recorder
 
 TARGET = "column_then_row:one_rank"

@@ -28,8 +28,7 @@ from echelon.layout.buckets import BucketPlan
 from echelon.parallel.storage.buckets import BucketRule, make_buckets
 from echelon.parallel.storage.gradients import GradientStore, Reduction
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
-from echelon.parallel.transport.collectives import Group
-from echelon.parallel.transport.communicator import Communicator
+from echelon.parallel.transport.collectives import Communicator, Group
 from echelon.parallel.transport.recorder import Recorder
 
 TARGET = "tensor_parallel_by_hand:one_rank"

@@ -62,7 +62,7 @@ from echelon.planner.answer.answer import EstimatedPlan
 from echelon.planner.explain.compare import PlanComparison
 from echelon.proof.bisect.verdict import Bisection
 from echelon.proof.verdict import Proof
-from echelon.proof.verdict import StrategyDeviation
+from echelon.proof.deviations import StrategyDeviation
 from echelon.proof.verdict import SubjectProof
 from echelon.rehearsal.run import Rehearsal
 from echelon.telemetry.routing import ExpertHotspots

@@ -82,6 +82,8 @@ UNKNOWN = "other"
 """What a trainer or a device is called that is none of those of which runs were published."""
 
 '''
+LINE = 101
+"""Characters of the longest line of the package, with its end."""
 FEW = 5
 """Runs below which those of a trainer on a device are judged together with others of the trainer,
 or of all, that are as few."""
@@ -270,9 +272,11 @@ def module_text(rows: Sequence[LeftOut]) -> str:
     for kind, group in kinds.items():
         lines.append(f'    "{kind}": {{\n')
         for name, each in deviations(group).items():
-            lines.append(f'        "{name}": {{\n')
-            lines += [f'            "{device}": {off},\n' for device, off in each.items()]
-            lines.append("        },\n")
+            line = f'        "{name}": {_text(each)},\n'
+            if len(line) > LINE:
+                inner = "".join(f'            "{device}": {off},\n' for device, off in each.items())
+                line = f'        "{name}": {{\n{inner}        }},\n'
+            lines.append(line)
         lines.append("    },\n")
     lines.append("}\n")
     lines.append("LEFT_OUT: Mapping[str, Mapping[str, float]] = {\n")

@@ -21,7 +21,7 @@ from echelon.telemetry.summary import summarize_run
 from tests.page.documents.test_rehearsal import rehearsal
 from tests.page.documents.test_run import steps, written
 from tests.page.drawn.reading import HOSTILE
-from tests.page.drawn.test_static import HARMLESS, Reader
+from tests.page.drawn.test_document_static import HARMLESS, Reader
 
 
 def test_a_proof_is_its_page() -> None:

@@ -11,8 +11,7 @@ from echelon.core.event import Event
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.parallel.completion.completion import Completion
-from echelon.parallel.transport.collectives import Group, Pending
-from echelon.parallel.transport.communicator import Communicator
+from echelon.parallel.transport.collectives import Communicator, Group, Pending
 from echelon.parallel.transport.recorder import Recorder
 from echelon.proof.oracle.batches import global_batch
 from echelon.rehearsal.order import Issue

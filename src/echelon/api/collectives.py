@@ -152,7 +152,8 @@ def reduce(x: Tensor, root: int, group: ProcessGroup | None = None) -> Tensor:
     _require_place("root", root, ours.size)
     from echelon.parallel.transport.differentiable import from_source, moved
 
-    return moved(x, ours, from_source(root).back())
+    broadcast, reduction = from_source(root)
+    return moved(x, ours, (reduction, broadcast))
 
 
 def _refused(message: str, *suggestions: str) -> ConfigError:

@@ -21,7 +21,7 @@ from echelon.core.rulebook.config import BAD_ARGUMENT
 
 if TYPE_CHECKING:
     from echelon.planner.explain.compare import PlanComparison
-    from echelon.proof.verdict import Prover, StrategyDeviation
+    from echelon.proof.deviations import Prover, StrategyDeviation
 
 FEWEST_RANKS = 2
 """Ranks of a strategy: one splits nothing."""
@@ -96,7 +96,7 @@ def _plan_or_refusal(
 
 def _deviations(plans: Mapping[str, Plan | ConfigError]) -> Iterator[StrategyDeviation]:
     """Yield how each plan fares, on ranks that all of them share."""
-    from echelon.proof.verdict import StrategyDeviation, deviation_of
+    from echelon.proof.deviations import StrategyDeviation, deviation_of
 
     # One pool serves all: parameter servers are ranks beside those of a strategy.
     every = [plan for plan in plans.values() if isinstance(plan, Plan)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ec.plan`, `ec.compare`, `ec.prove`, `ec.bisect`: plans, side by side and beside one process.
+"""`ec.plan`, `ec.prove`, `ec.bisect`: plans, alone and compared with one process.
 
 A run file or preset becomes a Plan; a model and a cluster become an answer: which plan is best, and
 what it takes.

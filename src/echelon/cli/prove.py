@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,12 @@ from cyclopts import Parameter
 
 from echelon.cli.flags import REPORT, Json, ReportNames, Settings, WrittenFiles, bad_argument
 from echelon.cli.output import WIDEST, note, page_columns, print_result, working
-from echelon.planner.view.text_layout import fill_text, fit_page, table
+from echelon.page.documents.proof import claims_sections, proof_page
+from echelon.planner.view.text_layout import fill_text, fit_page, section_text, table
 
 if TYPE_CHECKING:
     from echelon.proof.bisect.verdict import Bisection
-    from echelon.proof.claims.claims import ClaimResult
-    from echelon.proof.verdict import Proof, ProofPass, SubjectProof
+    from echelon.proof.verdict import Proof, SubjectProof
 
 PROOF_FILE = "proof.json"
 
@@ -128,19 +128,14 @@ def _prove_run(
     if is_run and not settings and subject is None:
         proof.write(folder.path / PROOF_FILE)
     if extras.files.has_report:
-        from echelon.page.documents.proof import proof_page
-
         extras.files.write_report(proof_page(proof.to_json()))
     smallest = partial(bisect_plan, plan, subject=subject, late=extras.late)
-    return _conclude(
-        proof, "run", proof_text, bisect=smallest if extras.bisect else None, as_json=as_json
-    )
+    return _conclude(proof, "run", bisect=smallest if extras.bisect else None, as_json=as_json)
 
 
 def _conclude(
     proof: Proof | SubjectProof,
     kind: Literal["run", "program"],
-    to_text: Callable[..., str],
     *,
     bisect: Callable[[], Bisection | None] | None = None,
     as_json: bool,
@@ -148,7 +143,7 @@ def _conclude(
     """Print a proof and, where it fails, the smallest run that fails so; return the exit code."""
     columns = page_columns(WIDEST)
     values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
-    text = to_text(proof, columns=columns)
+    text = proof_text(proof, columns=columns)
     if bisect is not None and not proof.proven:
         note(f"looking for the smallest {kind} that fails so ...")
         with working("bisecting", lines=not as_json):
@@ -172,7 +167,7 @@ def _prove_module(module: str, run: str, settings: Sequence[str], *, as_json: bo
     note(f"proving {module} on {plan.mesh.world_size} ranks beside one process ...")
     with working("proving", lines=not as_json):
         proof = prove_module(module, plan)
-    return _conclude(proof, "program", subject_text, as_json=as_json)
+    return _conclude(proof, "program", as_json=as_json)
 
 
 def _prove_file(subject: str, ranks: int | None, *, bisect: bool, as_json: bool) -> int:
@@ -193,62 +188,15 @@ def _prove_file(subject: str, ranks: int | None, *, bisect: bool, as_json: bool)
     if not is_first_rank():
         return 0 if proof.proven else 1
     smallest = partial(bisect_program, subject, ranks=ranks) if bisect else None
-    return _conclude(proof, "program", subject_text, bisect=smallest, as_json=as_json)
+    return _conclude(proof, "program", bisect=smallest, as_json=as_json)
 
 
-def proof_text(proof: Proof, *, columns: int = WIDEST) -> str:
-    """Return the claims as a table, one column of errors for each precision.
-
-    A claim that one precision has no use for (a master copy where nothing is rounded) has no entry
-    there.
-    """
-    model = proof.shrunk_plan.model
-    head = (
-        f"{proof.plan}: {proof.mesh} beside one process, {proof.num_steps} steps, "
-        f"seed {proof.seed}; {model.layers} blocks x {model.hidden} wide stand for the model"
-    )
-    answer = "proven" if proof.proven else "NOT PROVEN"
-    beside = "".join(_beside_text(proof, columns))
-    page = f"{head}\n\n{_claims_table(proof.passes, columns)}\n\n{beside}{answer}"
-    return fit_page(page, columns=columns) + "\n"
-
-
-def subject_text(proof: SubjectProof, *, columns: int = WIDEST) -> str:
-    """Return the claims about a program that is not ours as a table."""
-    head = (
-        f"{proof.file}: {proof.mesh} beside one device, {proof.num_steps} steps, seed {proof.seed};"
-        f" {proof.num_parameters} parameters of {proof.num_elements} elements, placement read from "
-        f"{proof.framework}"
-    )
-    answer = "proven" if proof.proven else "NOT PROVEN"
-    page = f"{head}\n\n{_claims_table(proof.passes, columns)}\n\n{answer}"
-    return fit_page(page, columns=columns) + "\n"
-
-
-def _claims_table(passes: Sequence[ProofPass], columns: int) -> str:
-    by_pass = [{claim.statement: claim for claim in one.claims} for one in passes]
-    longest_first = sorted(by_pass, key=len, reverse=True)
-    every = dict.fromkeys(statement for claims in longest_first for statement in claims)
-    rows = [
-        (
-            statement,
-            max(claims[statement].compared for claims in by_pass if statement in claims),
-            *(_outcome(claims[statement]) if statement in claims else "-" for claims in by_pass),
-        )
-        for statement in every
-    ]
-    return table(("claim", "compared", *(one.precision for one in passes)), rows, columns)
-
-
-def _beside_text(proof: Proof, columns: int) -> Iterator[str]:
-    """Yield how what is not the ranks' own step fares, as far as there was any."""
-    for head, one in (
-        ("the one process beside an independent implementation", proof.independent),
-        ("a whole run of the trainer beside one process", proof.whole_run),
-    ):
-        if one is not None:
-            note = f"{one.note}\n\n" if one.note else ""
-            yield f"{head}\n\n{_claims_table([one], columns)}\n\n{note}"
+def proof_text(proof: Proof | SubjectProof, *, columns: int = WIDEST) -> str:
+    """Return the claims as tables, one column of errors for each precision, and the answer."""
+    sections = claims_sections(proof.to_json())
+    parts = [section_text(one, columns=columns) for one in sections]
+    parts.append("proven" if proof.proven else "NOT PROVEN")
+    return fit_page("\n\n".join(parts), columns=columns) + "\n"
 
 
 def bisection_text(found: Bisection, *, columns: int = WIDEST) -> str:
@@ -281,11 +229,3 @@ def _numbers_or_all(file: str, text: str) -> str:
     if not file.endswith(".py"):
         return text
     return "".join(f"{number.name}\n" for number in numbers_of(text))
-
-
-def _outcome(claim: ClaimResult) -> str:
-    mark = "" if claim.holds else "  FAILS"
-    note = f" ({claim.note})" if claim.note else ""
-    if claim.allowed == 0:
-        return (f"off by {claim.max_error:.1e}" if claim.max_error else "equal") + note + mark
-    return f"{claim.max_error:.1e} of {claim.allowed:.1e}{note}{mark}"

@@ -276,17 +276,16 @@ def _settings_read_otherwise(tool: Tool, plan: Plan, reader: KeyReader) -> Itera
     wanted = plan_settings(plan)
     for key, entry in reader.entries.items():
         value = wanted.get(key, entry.value)
-        if value != entry.value and not (entry.value == EVEN and _is_even(plan)):
-            why = _reason_for(tool_tables(tool.name).reasons, key)
-            would = f"{tool.title} would have {toml_text(entry.value)}"
-            why = f"{why} ({would})" if why else would
-            yield ExportRefusal(
-                setting=key, value=value, why=why, suggestions=({key: entry.value},)
-            )
-
-
-def _is_even(plan: Plan) -> bool:
-    return plan.layout.pipeline.stages == split_layers(plan.model.layers, plan.num_stages)
+        if value == entry.value:
+            continue
+        if entry.value == EVEN:
+            even = split_layers(plan.model.layers, plan.num_stages)
+            if plan.layout.pipeline.stages == even:
+                continue
+        why = _reason_for(tool_tables(tool.name).reasons, key)
+        would = f"{tool.title} would have {toml_text(entry.value)}"
+        why = f"{why} ({would})" if why else would
+        yield ExportRefusal(setting=key, value=value, why=why, suggestions=({key: entry.value},))
 
 
 def _reason_for(reasons: Mapping[str, str], key: str) -> str | None:

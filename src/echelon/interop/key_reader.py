@@ -337,8 +337,15 @@ class KeyReader:
         names = set_by.replace(f"{self.path}: ", "").split(", ")
         return tuple(dict.fromkeys(name for name in names if name in self.given))
 
-    def finish(self) -> None:
-        """Note keys without a value, and those that the tool does not have."""
+    def finish(self, rules: Mapping[str, Mapping[str, KeyRule]] | None = None, *names: str) -> None:
+        """Note keys without a value, and those that the tool does not have.
+
+        First the groups of `rules` with these names are judged, then what prefixes say of the rest.
+        """
+        if rules is not None:
+            for name in names:
+                self.judge(rules[name])
+            self.judge_prefixes(rules.get("prefixes", {}))
         for key, value in self.given.items():
             if key in self.known and value in (None, {}):
                 why = "null is no value" if value is None else "an empty table sets nothing"

@@ -95,7 +95,10 @@ def read_launcher(path: Path, text: str, ranks: int | str | None) -> Launched:
         return _launched(*found)
     message = f"--launcher {ranks!r} does not say how many processes are started"
     fixes = ("--launcher 'torchrun --nnodes 2 --nproc-per-node 8'", "--ranks 16")
-    return Launched(ranks=None, problems=(_problem(message, *fixes),))
+    problem = IMPORT_RANKS.problem(
+        message, key="--launcher", set_by="--launcher", suggestions=fixes
+    )
+    return Launched(ranks=None, problems=(problem,))
 
 
 def assumed_cluster(named: Entries, settings: Entries) -> dict[str, tuple[Entry, str]]:
@@ -130,12 +133,6 @@ def _read_here() -> list[str]:
 def _launched(ranks: int, line: str) -> Launched:
     row = KeyOutcome(key=KEY, given=line, why=f"it starts {ranks} processes")
     return Launched(ranks=ranks, rows=(row,))
-
-
-def _problem(message: str, *suggestions: str) -> Problem:
-    return IMPORT_RANKS.problem(
-        message, key="--launcher", set_by="--launcher", suggestions=suggestions
-    )
 
 
 def _count_in(path: Path, text: str, *, foreign_only: bool) -> tuple[int, str] | None:

@@ -182,7 +182,8 @@ def resolve_import(
             taken[key] = replace(entry, value=SETTINGS[key].default)
         gathered.add({key: taken[key]})
         rows = tuple(
-            _told(row, taken[key].value, why) if row.setting == key else row for row in rows
+            replace(row, value=taken[key].value, why=why) if row.setting == key else row
+            for row in rows
         )
         outcome = _resolve(gathered, name)
     return outcome, taken, rows
@@ -206,7 +207,3 @@ def _moot(outcome: Job | ConfigError, taken: Mapping[str, Entry]) -> Problem | N
         if problem.key in taken and (shares or lost):
             return problem
     return None
-
-
-def _told(row: KeyOutcome, value: object, why: str) -> KeyOutcome:
-    return replace(row, value=value, why=why)

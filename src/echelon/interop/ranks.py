@@ -185,6 +185,14 @@ def read_count(reader: KeyReader, key: str, setting: str, open_why: str) -> int 
     return reader.integer(key, COUNT, setting=setting)
 
 
+def set_sequence_parallel(reader: KeyReader, key: str, on: bool, tp: int) -> None:
+    """Map a key that says whether tensor ranks, if there are several, cut norms and residuals."""
+    if on and tp > 1:
+        reader.set(key, "mesh.sequence_parallel", True, "norms and residuals are cut too")
+    else:
+        reader.skip(key, "norms and residuals are whole")
+
+
 HOST_OR_NONE: Mapping[bool, object] = {True: "host", False: "none"}
 FULL_OR_NONE: Mapping[bool, object] = {True: "full", False: "none"}
 ALWAYS_OR_NEVER: Mapping[bool, object] = {True: "always", False: "never"}

@@ -47,7 +47,6 @@ class ActivationMeter(TorchDispatchMode):
     """Count the storages that live, and write down what each action of a step leaves."""
 
     def __init__(self, model: RankModel) -> None:
-        """Count nothing yet."""
         super().__init__()
         self.actions: list[ActionMemory] = []
         self._model = model

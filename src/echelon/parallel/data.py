@@ -165,7 +165,6 @@ class GradientReduction(Reduction):
     """Sum the buckets of one rank over their groups."""
 
     def __init__(self, plan: Plan, groups: RankGroups) -> None:
-        """Start with nothing in flight."""
         self._dtype = TORCH_DTYPES[plan.mathematics.precision.reduction]
         self._mirror = groups.mirror
         self._groups = {

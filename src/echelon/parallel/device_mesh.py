@@ -31,8 +31,7 @@ from echelon.layout.data_groups import across_groups, node_groups
 from echelon.layout.islands import Island, islands_of, plan_and_rank
 from echelon.layout.muon import STAGE_AXES
 from echelon.parallel.completion.completion import Completion
-from echelon.parallel.transport.collectives import Group
-from echelon.parallel.transport.communicator import Communicator
+from echelon.parallel.transport.collectives import Communicator, Group
 from echelon.parallel.transport.recorder import Recorder
 from echelon.schedule.from_plan import stage_placement_from_plan
 

@@ -33,7 +33,6 @@ import torch
 from torch import nn
 
 from echelon.models.modules import EmptyLinear
-from echelon.models.precision import at_least_fp32
 from echelon.parallel.fp8_scales import GRADIENTS, INPUTS, WEIGHTS
 from echelon.parallel.kernels.fp8 import (
     Fp8Matrix,
@@ -43,7 +42,7 @@ from echelon.parallel.kernels.fp8 import (
     quantised_whole,
     weight_gradient,
 )
-from echelon.parallel.tensor import TensorSplit
+from echelon.parallel.tensor import TensorSplit, add_bias_gradients
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.parallel.transport.rows import gather_rows, scatter_sum
 
@@ -77,7 +76,7 @@ class Fp8ColumnLinear(torch.autograd.Function):
         split: TensorSplit = ctx.split
         linears: Sequence[nn.Linear] = ctx.linears
         x = _kept(ctx, linears)
-        add_bias_gradients(dy, linears, split)
+        add_bias_gradients(dy, linears, split.store)
         dy_NO = gradients_in_fp8(dy, linears, split)
         dtype = dy.dtype
         del dy
@@ -122,7 +121,7 @@ class Fp8RowLinear(torch.autograd.Function):
         linear: nn.Linear = ctx.linear
         split: TensorSplit = ctx.split
         x = _kept(ctx, [linear])
-        add_bias_gradients(dy, [linear], split)
+        add_bias_gradients(dy, [linear], split.store)
         dy_NO = gradients_in_fp8(dy, [linear], split)
         if split.scattered:
             gathering = _Gathering(dy_NO, split.group, "row.backward")
@@ -210,14 +209,6 @@ def add_weight_gradients(
         return
     for parameter, part in zip(parameters, made.split([len(p) for p in parameters]), strict=True):
         split.store.add(parameter, part)
-
-
-def add_bias_gradients(dy: torch.Tensor, linears: Sequence[nn.Linear], split: TensorSplit) -> None:
-    """Add the sum of dy, as it is before it is rounded, to the gradients of biases."""
-    parts = dy.split([linear.out_features for linear in linears], dim=-1)
-    for part, linear in zip(parts, linears, strict=True):
-        if linear.bias is not None:
-            split.store.add(linear.bias, part.sum(0, dtype=at_least_fp32(dy.dtype)))
 
 
 def _keep(ctx: Any, x: torch.Tensor, linears: Sequence[nn.Linear]) -> Fp8Matrix:

@@ -133,7 +133,6 @@ class PipelineExecutor:
         store: GradientStore,
         stream: StreamShape,
     ) -> None:
-        """Own `stages`."""
         self.stages, self.pp_rank, self.groups = stages, pp_rank, groups
         self.store, self.recorder, self.stream = store, groups.recorder, stream
         self.observer: ActionObserver | None = None

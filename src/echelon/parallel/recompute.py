@@ -38,8 +38,13 @@ from echelon.core.plan import Recompute
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Block, run_block
 from echelon.parallel.completion.completion import Completion
-from echelon.parallel.offload.buffers import locked_memory, plain_memory
-from echelon.parallel.offload.copy_streams import CopyStreams, StreamEvent, make_copy_streams
+from echelon.parallel.offload.host_memory import (
+    CopyStreams,
+    StreamEvent,
+    locked_memory,
+    make_copy_streams,
+    plain_memory,
+)
 
 
 class _RecomputedBlock(torch.autograd.Function):

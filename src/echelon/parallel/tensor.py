@@ -325,6 +325,13 @@ def _column_weights(
 ) -> None:
     store.add_matmul([linear.weight for linear in linears], dy, x)
     add_adapter_gradients(dy, x, linears, store)
+    add_bias_gradients(dy, linears, store)
+
+
+def add_bias_gradients(
+    dy: torch.Tensor, linears: Sequence[nn.Linear], store: GradientStore
+) -> None:
+    """Add the sums of dy, the outputs side by side, to the gradients of biases that are trained."""
     parts = dy.split([linear.out_features for linear in linears], dim=-1)
     for part, linear in zip(parts, linears, strict=True):
         if linear.bias is not None and store.trains(linear.bias):

@@ -58,7 +58,6 @@ class BufferPool:
     """Pieces of memory that flat tensors use in turn."""
 
     def __init__(self, device: torch.device) -> None:
-        """Begin with none, on `device`."""
         self._device = device
         self._free: list[torch.Tensor] = []
         self.num_buffers = 0

@@ -15,7 +15,8 @@ observed.py         what the ranks said, put together: whole tensors, losses, ro
 late.py             the run with late completion beside it
 claims/             what must hold, and how far off it may be
 causes/             the first wrong thing: its tensor, factor and axis (diagnose.py)
-verdict.py          the proof as a value: claims in each precision, what is wrong, how far off
+verdict.py          the proof as a value: claims in each precision, and what is wrong
+deviations.py       how far off each claim was, as a table, and the sums that a plan cuts into parts
 replays/            runs of asynchronous servers, and that lose an island: records, replays, claims
 verify/             prove a program that is not ours, in any framework, by what hooks capture
 bisect/             the smallest run that fails as a given one does

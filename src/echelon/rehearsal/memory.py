@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 
 from echelon.core.disk import round_up_to_pages
-from echelon.parallel.offload.copy_streams import (
+from echelon.parallel.offload.host_memory import (
     CompletedEvent,
     CopyDirection,
     CopyStreams,

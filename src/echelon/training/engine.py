@@ -385,22 +385,22 @@ def make_engine(plan: Plan, recorder: Recorder, *args: Any, **named: Any) -> Tra
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToldByRank:
-    """Hold what a rank tells the others of a step."""
+    """Facts of a step that a rank gives to all others."""
 
     loss: torch.Tensor | float
-    """Its part of the loss."""
+    """Part of the loss."""
     norm_squared: torch.Tensor | float
-    """The sum of the squares of gradients that count on it."""
+    """Sum of the squares of gradients that count on the rank."""
     stop_requested: bool = False
-    """Whether it was asked to stop."""
+    """True if the rank was asked to stop."""
     used_bytes: int = 0
-    """Memory that it uses."""
+    """Memory that the rank uses."""
     by_parts: Sequence[float] = ()
-    """Numbers that step parts tell."""
+    """Numbers of step parts."""
 
 
 TOLD_BY_ALL = 5
-"""Numbers of a row before those of step parts."""
+"""Numbers of a row before the numbers of step parts."""
 
 
 def agree(told: ToldByRank, groups: RankGroups, device: torch.device) -> torch.Tensor:

@@ -24,7 +24,7 @@ from echelon.core.serialize import from_json
 from echelon.launch.context import RankContext
 from echelon.launch.handshake import check_same_state
 from echelon.models.batch import TokenBatch
-from echelon.parallel.offload.copy_streams import make_copy_streams
+from echelon.parallel.offload.host_memory import make_copy_streams
 from echelon.parallel.storage.weights import Shard
 from echelon.parallel.transport.recorder import Recorder, clock_of
 from echelon.training.checkpoint.communicator import run_on_all_ranks

@@ -52,7 +52,6 @@ class ActivationRecorder:
     """Listen to the blocks and routers of an engine."""
 
     def __init__(self, engine: TrainEngine) -> None:
-        """Listen from now on."""
         self._engine = engine
         self._parts: dict[_Kind, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._passed: set[tuple[str, int]] = set()
@@ -167,7 +166,6 @@ class RoutingRecorder:
     """Listen to the routers of an engine."""
 
     def __init__(self, engine: TrainEngine) -> None:
-        """Listen from now on."""
         self._engine = engine
         self._routes: dict[tuple[int, int], RecordedRoute] = {}
         for router in find_routers(engine.model.stages.values()):

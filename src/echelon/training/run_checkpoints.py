@@ -32,7 +32,6 @@ class RunCheckpoints:
     def __init__(
         self, job: Job, run_dir: Path, engine: TrainEngine, identity: RunIdentity, data_hash: str
     ) -> None:
-        """Begin with none written."""
         self._job, self._engine, self._identity, self._data_hash = job, engine, identity, data_hash
         self._folder = run_dir / "checkpoints"
         self._exchange = engine.groups.everyone
@@ -89,8 +88,8 @@ class RunCheckpoints:
                 exchange = scope.exchange(attempt) or self._exchange
                 if attempt and all(run_on_all_ranks(exchange, final.exists)):
                     return final
-                told = scope.position(engine.position(), exchange)
-                return self._save(step, told, engine.checkpoint_state(), exchange)
+                position = scope.position(engine.position(), exchange)
+                return self._save(step, position, engine.checkpoint_state(), exchange)
         raise AssertionError("attempts end with the run")
 
     def _save(

@@ -58,7 +58,6 @@ class WholeRunObserver:
     """Keep what the loop says of its steps, validations and checkpoints."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
         self.events = EventList()
         self.told: list[dict[str, Any]] = []
 

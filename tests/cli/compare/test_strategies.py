@@ -8,7 +8,7 @@ import pytest
 
 from echelon.cli.compare import compare_with_one_process
 from echelon.cli.main import main
-from echelon.proof.verdict import Deviation, StrategyDeviation
+from echelon.proof.deviations import Deviation, StrategyDeviation
 
 OFF = Deviation(error=0.5, allowed=1e-10, worst="head.weight, step 1")
 

@@ -55,7 +55,7 @@ RECORDS = {
         ),
         *("echelon.planner.explain.compare.PlanComparison", "echelon.rehearsal.run.Rehearsal"),
         *("echelon.proof.verdict.Proof", "echelon.proof.verdict.SubjectProof"),
-        *("echelon.proof.bisect.verdict.Bisection", "echelon.proof.verdict.StrategyDeviation"),
+        *("echelon.proof.bisect.verdict.Bisection", "echelon.proof.deviations.StrategyDeviation"),
         *("echelon.parallel.threads.module.ThreadedModule", "echelon.api.strategies.StrategyScope"),
         "echelon.training.module.optimizer.ModuleOptimizer",
         *(

@@ -29,7 +29,7 @@ from tests.page.browser.documents import HOSTILE
 from tests.page.documents.test_proof import proof
 from tests.page.documents.test_rehearsal import rehearsal
 from tests.page.documents.test_run import part, steps, written
-from tests.page.drawn.test_static import HARMLESS, Reader
+from tests.page.drawn.test_document_static import HARMLESS, Reader
 from tests.telemetry.recorded_runs import plan_of, stage_times, write_run
 
 MOST_BYTES = 10_000_000

@@ -8,7 +8,7 @@ import torch
 
 from echelon.core.event import NoEvents
 from echelon.parallel.completion.completion import Completion
-from echelon.parallel.offload.copy_streams import CopyStreams
+from echelon.parallel.offload.host_memory import CopyStreams
 from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.tensor_memory import BufferPool
 from echelon.parallel.transport.collectives import Group

@@ -14,7 +14,7 @@ from echelon.parallel.completion.late_memory import (
     LateCopyStreams,
     LateFileOffloadStore,
 )
-from echelon.parallel.offload.buffers import plain_memory
+from echelon.parallel.offload.host_memory import plain_memory
 from echelon.parallel.recompute import HostActivations
 from echelon.parallel.tensor_memory import PooledTensorMemory
 

@@ -9,7 +9,7 @@ from threading import RLock
 
 import torch
 
-from echelon.parallel.offload.copy_streams import (
+from echelon.parallel.offload.host_memory import (
     CompletedEvent,
     CopyDirection,
     CopyStreams,

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from echelon.core.disk import PAGE_BYTES
 from echelon.core.plan import OffloadTarget
 from echelon.parallel.offload import OffloadStore, make_offload_store
-from echelon.parallel.offload.copy_streams import CopyStreams
 from echelon.parallel.offload.copying_store import CopyingOffloadStore
 from echelon.parallel.offload.file_store import FileOffloadStore
+from echelon.parallel.offload.host_memory import CopyStreams
 from echelon.parallel.offload.store import MemoryOffloadStore, Pool
 from tests.walks import examples
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 
 from echelon.cost.bytes.servers import NUMBERS_BYTES
-from echelon.parallel.servers.worker import (
+from echelon.parallel.servers import (
     BEGIN,
     LEAVES,
     NUMBERS,

@@ -11,7 +11,7 @@ import torch
 from echelon.core.plan import Plan, Precision
 from echelon.launch.local.supervisor import RankPool
 from echelon.layout.slots import served_buckets, server_elements
-from echelon.parallel.servers.server import server_buckets
+from echelon.parallel.servers import server_buckets
 from echelon.proof.run import prove
 from tests.parallel.layouts import GPT2, NANO, QWEN, plan_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from echelon.parallel.servers.worker import GradientPush
+from echelon.parallel.servers import GradientPush
 from echelon.parallel.storage.buckets import Bucket
 
 

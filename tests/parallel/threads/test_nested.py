@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import echelon as ec
-from echelon.parallel.threads.nested import Arguments, read_arguments, read_outputs
+from echelon.parallel.threads.copies import Arguments, read_arguments, read_outputs
 
 CPU = torch.device("cpu")
 Pair = namedtuple("Pair", ["left", "right"])

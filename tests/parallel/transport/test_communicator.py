@@ -10,7 +10,7 @@ from echelon.launch.context import RankContext
 from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.device_mesh import rank_groups
-from echelon.parallel.transport.communicator import Communicator
+from echelon.parallel.transport.collectives import Communicator
 from echelon.parallel.transport.recorder import Recorder
 from tests.parallel.layouts import NANO, plan_of
 

@@ -9,7 +9,7 @@ from echelon.core.event import EventList
 from echelon.launch.context import RankContext
 from echelon.launch.local.supervisor import RankPool
 from echelon.launch.process_group import PrefixStore
-from echelon.parallel.transport.pair import Pair
+from echelon.parallel.transport.pair import StoreGroup
 from echelon.parallel.transport.recorder import Recorder
 
 
@@ -23,7 +23,7 @@ def greet(context: RankContext, _: object) -> dict[str, object]:
     told: list[float] = []
     for attempt in range(2):
         place = PrefixStore(f"greet/{attempt}", context.store)
-        pair = Pair("servers", (first, last), recorder, place, 20.0)
+        pair = StoreGroup("servers", (first, last), recorder, place, 20.0)
         if context.rank == first:
             pair.send(torch.full((3,), attempt + 1.0), 1, name="hello", tag=attempt).wait()
         else:
@@ -53,7 +53,7 @@ def test_a_strided_tensor_is_not_sent(rank_pool: RankPool) -> None:
 def send_strided(context: RankContext, _: object) -> bool:
     """Say whether a strided tensor is refused."""
     recorder = Recorder(context.rank, EventList())
-    pair = Pair("servers", (0, 1), recorder, PrefixStore("strided", context.store), 20.0)
+    pair = StoreGroup("servers", (0, 1), recorder, PrefixStore("strided", context.store), 20.0)
     strided = torch.zeros(4, 4)[:, 0]
     with pytest.raises(ValueError, match="strided"):
         pair.send(strided, 1 - context.rank, name="hello", tag=0)

@@ -18,8 +18,7 @@ from echelon.parallel.context import gathered, ring
 from echelon.parallel.context.ulysses import PositionsToHeads
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.device_mesh import RankGroups
-from echelon.parallel.transport.collectives import Group
-from echelon.parallel.transport.communicator import Communicator
+from echelon.parallel.transport.collectives import Communicator, Group
 from echelon.training import engine
 from echelon.training.engine import TrainEngine
 from tests.proof.mutants.context_layouts import HEAD, MQA, in_gradients, split

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from echelon.models.batch import IGNORED_LABEL, TokenBatch, start_copy
-from echelon.parallel.offload.copy_streams import (
+from echelon.parallel.offload.host_memory import (
     CompletedEvent,
     CopyDirection,
     CopyStreams,

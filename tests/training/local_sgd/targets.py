@@ -50,8 +50,8 @@ def train_and_lose(context: RankContext, argument: Any) -> Any:
             fail(argument["how"])
         return save(self, number, *rest)
 
-    def connected(self: ElasticOuterSteps, *args: Any) -> None:
-        connect(self, *args)
+    def connected(self: ElasticOuterSteps, *args: Any) -> Any:
+        come_in = connect(self, *args)
         islands, until = self._islands.size, time.monotonic() + 100
 
         def holds(meeting: Meeting) -> bool:
@@ -59,6 +59,7 @@ def train_and_lose(context: RankContext, argument: Any) -> Any:
             return waits and len(meeting.members) + len(meeting.joins) < islands
 
         self.meetings.holds = holds
+        return come_in
 
     with patch.context() as changed:
         changed.setattr(TrainEngine, "step", step)

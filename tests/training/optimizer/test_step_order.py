@@ -9,7 +9,7 @@ import torch
 
 from echelon.layout.buckets import BucketPlan
 from echelon.models.piece_sizes import TRAINING_PIECES
-from echelon.parallel.offload.buffers import device_memory
+from echelon.parallel.offload.host_memory import device_memory
 from echelon.parallel.offload.store import ImmediateFetch, MemoryOffloadStore
 from echelon.parallel.storage.buckets import Bucket
 from echelon.training.optimizer.step import (

@@ -34,7 +34,7 @@ TO_WORKERS_TERM = "parameters to workers"
 """Name of the term of what servers send back: nothing in a step that updates nothing."""
 
 NUMBERS_BYTES = 3 * 8
-"""Numbers of an asynchronous message without elements (`parallel/servers/worker.py`)."""
+"""Numbers of an asynchronous message without elements (`parallel/servers.py`)."""
 
 NORM_BYTES = 8
 """What an asynchronous server tells the others of the norm of a sum."""

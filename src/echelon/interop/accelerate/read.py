@@ -34,6 +34,7 @@ from echelon.interop.ranks import (
     set_data_mesh,
     set_dtypes,
     set_offload,
+    set_sequence_parallel,
 )
 
 TABLE, MEGATRON_TABLE = "parallelism_config", "megatron_lm_config"
@@ -337,10 +338,8 @@ def read_megatron_degrees(reader: KeyReader) -> dict[str, int]:
         for axis, key in names.items()
     }
     key = f"{MEGATRON_TABLE}.megatron_lm_sequence_parallelism"
-    if reader.flag(key, setting="mesh.sequence_parallel") and degrees["tp"] > 1:
-        reader.set(key, "mesh.sequence_parallel", True, "norms and residuals are cut too")
-    else:
-        reader.skip(key, "norms and residuals are whole")
+    on = bool(reader.flag(key, setting="mesh.sequence_parallel"))
+    set_sequence_parallel(reader, key, on, degrees["tp"])
     return degrees
 
 

@@ -58,9 +58,7 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
     _read_optimizer(reader, ranks * passes)
     reader.take("--seed", "train.seed", FROM_ZERO, "of the first weights and the sample order")
     reader.take("--log-interval", "observe.log_every", COUNT, "steps between step lines")
-    reader.judge(TABLES.keys["launcher"])
-    reader.judge(TABLES.keys["script"])
-    reader.finish()
+    reader.finish(TABLES.keys, "launcher", "script")
 
 
 def _read_ranks(reader: KeyReader, context: ImportContext) -> int:

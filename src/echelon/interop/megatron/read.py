@@ -77,8 +77,7 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
     read_learning_rate(reader, steps, batch)
     read_recompute(reader, layers, context)
     read_run(reader, context)
-    _read_rest(reader)
-    reader.finish()
+    reader.finish(TABLES.keys, "rest")
 
 
 def _read_mesh(reader: KeyReader, context: ImportContext) -> ImportContext:
@@ -250,11 +249,6 @@ def _read_steps(reader: KeyReader, batch: int | None) -> int | None:
         steps = max(1, samples // batch)
         reader.set(key, "train.steps", steps, f"{samples} samples / {batch} of a step")
     return steps
-
-
-def _read_rest(reader: KeyReader) -> None:
-    reader.judge(TABLES.keys["rest"])
-    reader.judge_prefixes(TABLES.keys["prefixes"])
 
 
 def read_pipeline(reader: KeyReader, layers: int | None, context: ImportContext) -> None:

@@ -19,6 +19,7 @@ from echelon.interop.ranks import (
     set_batch,
     set_data_mesh,
     set_dtypes,
+    set_sequence_parallel,
 )
 
 TABLES = tool_tables("nanotron")
@@ -51,19 +52,13 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
     steps = reader.take("tokens.train_steps", "train.steps", COUNT, "optimizer steps")
     _read_rate(reader, steps)
     _read_validation(reader)
-    for group in ("run", "optimizer"):
-        reader.judge(TABLES.keys[group])
-    reader.judge_prefixes(TABLES.keys["prefixes"])
-    reader.finish()
+    reader.finish(TABLES.keys, "run", "optimizer")
 
 
 def _read_modes(reader: KeyReader, context: ImportContext) -> None:
     key = "parallelism.tp_mode"
     word = reader.word(key, ("ALL_REDUCE", "REDUCE_SCATTER"), setting="mesh.sequence_parallel")
-    if word == "REDUCE_SCATTER" and context.degrees["tp"] > 1:
-        reader.set(key, "mesh.sequence_parallel", True, "norms and residuals are cut too")
-    else:
-        reader.skip(key, "norms and residuals are whole")
+    set_sequence_parallel(reader, key, word == "REDUCE_SCATTER", context.degrees["tp"])
     key = "parallelism.pp_engine"
     schedules = {"1f1b": "1f1b", "afab": "gpipe"}
     if context.degrees["pp"] > 1:

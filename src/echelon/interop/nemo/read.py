@@ -75,9 +75,7 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
     names = {flag: key for key, flag in TABLES.flags.items()}
     translation = Translation(flags=flags, origins=origins, names=names)
     read_translated(reader, translation, read_megatron, context)
-    reader.judge(TABLES.keys["rest"])
-    reader.judge_prefixes(TABLES.keys["prefixes"])
-    reader.finish()
+    reader.finish(TABLES.keys, "rest")
 
 
 def _plain_flags(reader: KeyReader) -> Iterator[tuple[str, str, object]]:

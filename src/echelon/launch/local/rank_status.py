@@ -10,7 +10,7 @@ from echelon.launch.desync.fingerprint import Activity
 from echelon.launch.local.desync_watch import KnownRank, wrong_size
 from echelon.launch.local.messages import Heartbeat, ThreadStacks
 from echelon.launch.local.rank_processes import RankProcess
-from echelon.launch.root_cause import FaultKind, RankFault, exit_text
+from echelon.launch.root_cause import FaultKind, RankFault, SignsOfLife, exit_text
 
 TAIL_LINES = 25  # lines of a log
 _ABORT_LINES = 200  # lines of a log: what native code said before the stacks of all threads
@@ -27,7 +27,7 @@ _ENDED_BY = {
 
 
 @dataclass(slots=True, kw_only=True)
-class RankStatus:
+class RankStatus(SignsOfLife):
     """Hold what is known of one rank.
 
     Times are seconds of the monotonic clock; None: it did not happen.
@@ -39,8 +39,6 @@ class RankStatus:
     """Its rank and place in the mesh, as users read it."""
     moved_at: float
     """When its heartbeat last said something new."""
-    heard_at: float
-    """When it was last heard of."""
     joined: bool = False
     """Whether it is in the process group."""
     answers_stop: bool = False
@@ -51,8 +49,6 @@ class RankStatus:
     """What the target returned."""
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(count=-1, doing="", waiting=""))
     """Its last heartbeat."""
-    stopped_since: float | None = None
-    """Since when the system says that it is stopped."""
     deaf_since: float | None = None
     """Since when it does not answer."""
     asked_at: float | None = None

@@ -106,14 +106,15 @@ def _differences(found: PlanComparison) -> Iterator[Section]:
         table=DataTable(
             head=("setting", "A", "B", "changes"),
             rows=tuple(
-                (one.setting, _text(one.a), _text(one.b), what_changes(one))
+                (one.setting, value_text(one.a), value_text(one.b), what_changes(one))
                 for one in found.differences
             ),
         ),
     )
 
 
-def _text(value: object) -> str:
+def value_text(value: object) -> str:
+    """Value of a setting; "none" where a plan has no such setting."""
     if value is None:
         return "none"
     return value if isinstance(value, str) else toml_text(value)
@@ -170,7 +171,7 @@ def _runs(a: str, b: str) -> Iterator[Section]:
         series = tuple(
             LineSeries(
                 name=label,
-                values=tuple(_value(side.get(step), key) for step in shown),
+                values=tuple(side[step].number(key) if step in side else None for step in shown),
             )
             for label, side in zip(("A", "B"), found, strict=True)
         )
@@ -190,10 +191,6 @@ def _steps(path: Path) -> dict[int, LogEntry]:
         return {}
     entries = last_of_each_step(one for one in read_entries(file) if one.text("kind") == "step")
     return {one.whole("step"): one for one in entries}
-
-
-def _value(entry: LogEntry | None, key: str) -> float | None:
-    return None if entry is None else entry.number(key)
 
 
 def _apart(series: Sequence[LineSeries]) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from echelon.core.event import Event
 from echelon.core.parameters import num_parameters
@@ -151,7 +152,7 @@ def chart_from_timelines(name: str, timelines: Sequence[Timeline]) -> ScheduleCh
     whole = max(timeline.span_s for timeline in timelines)
     most, count = MOST_ACTIONS // len(by_rank), max(map(len, by_rank.values()))
     lanes = [
-        _lane(rank, sorted(actions, key=_start)[:most], idle[rank])
+        _lane(rank, sorted(actions, key=attrgetter("start"))[:most], idle[rank])
         for rank, actions in by_rank.items()
     ]
     few = count > most
@@ -175,10 +176,6 @@ def _lane(rank: int, own: Sequence[Event], bubble: RankBubble) -> ScheduleLane:
         ends=tuple(one.end for one in own),
         idle_text=_idle_text(bubble),
     )
-
-
-def _start(event: Event) -> float:
-    return event.start
 
 
 def _idle_text(bubble: RankBubble) -> str:

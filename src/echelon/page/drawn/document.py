@@ -29,7 +29,7 @@ from echelon.page.drawn.bars import draw_bars, draw_heat, draw_waterfall
 from echelon.page.drawn.lines import draw_lines, draw_schedule
 from echelon.page.drawn.marks import Drawing, svg_file, svg_inside
 from echelon.page.drawn.mesh import draw_mesh
-from echelon.planner.view.document import DataTable, Fact, PageDocument, Section
+from echelon.planner.view.document import DataTable, PageDocument, Section
 
 DRAWN_BY: dict[str, Callable[[Any, str, str], Drawing]] = {
     "mesh": draw_mesh,
@@ -182,11 +182,8 @@ def _top(document: PageDocument) -> Iterator[str]:
     yield f"<p><strong>{_said(document.title)}</strong></p>"
     yield f'<p style="{line}">{_said(document.verdict)}</p>'
     if document.facts:
-        yield _table((), (_fact(one) for one in document.facts), frozenset())
-
-
-def _fact(one: Fact) -> tuple[str, str, str]:
-    return one.name, one.value, one.note
+        rows = ((one.name, one.value, one.note) for one in document.facts)
+        yield _table((), rows, frozenset())
 
 
 def _section(section: Section, *, with_figure: bool = True, opened: bool = False) -> str:

@@ -64,13 +64,9 @@ def ddp_flow() -> Lesson:
             "what four ranks recorded in two steps of a loop over a model of six weights, split by "
             "ec.parallelize"
         ),
-        scenes=(Scene(frames=_frames(run), table=_table(run)),),
+        scenes=(Scene(frames=(*_before_the_sum(run), *_from_the_sum_on(run)), table=_table(run)),),
         corrections=corrections("llm-training-13", "llm-training-14", "distributed-53"),
     )
-
-
-def _frames(run: RecordedRun) -> tuple[Frame, ...]:
-    return (*_before_the_sum(run), *_from_the_sum_on(run))
 
 
 def _before_the_sum(run: RecordedRun) -> tuple[Frame, ...]:
@@ -216,14 +212,7 @@ def _summed(run: RecordedRun) -> DiagramFigure:
 
 
 def _tile(rank: int, name: str, label: str, kind: int, row: int) -> Tile:
-    return Tile(
-        id=f"{name} of {rank}",
-        label=label,
-        words=f"of rank {rank}",
-        kind=kind,
-        row=row,
-        columns=2,
-    )
+    return Tile(f"{name} of {rank}", label, f"of rank {rank}", kind, row=row, columns=2)
 
 
 def _matrix(

@@ -162,12 +162,6 @@ def samples_of(rank: int, degree: int) -> range:
     return range(rank * each, (rank + 1) * each)
 
 
-def part_of_matrix(degree: int) -> tuple[int, int]:
-    """Return the shape [in, out] of the part of a matrix [4096, 16384] that a tensor rank holds."""
-    out, inner = mlp_weights(HIDDEN, FFN)[0].local_shape(degree)
-    return inner, out
-
-
 def _rank(cut: int, rank: int, degree: int) -> Place:
     """Return what a rank has: a row for each kind, in N parts, of which one is cut."""
     tiles = tuple(
@@ -270,14 +264,7 @@ def _places(mesh: Mesh, *, named: bool) -> tuple[Place, ...]:
 
 def _data(samples: range, group: str) -> Place:
     tiles = tuple(
-        Tile(
-            id=f"sample {one}",
-            label=str(one),
-            words=f"sample {one}",
-            kind=0,
-            row=at // 4,
-            column=at % 4,
-        )
+        Tile(f"sample {one}", str(one), f"sample {one}", 0, row=at // 4, column=at % 4)
         for at, one in enumerate(samples)
     )
     return Place(label="samples", note="", tiles=tiles, group=group)

@@ -142,14 +142,7 @@ def _replica(mesh: Mesh, dp: int) -> Place:
         for tp in range(mesh.tp):
             rank = mesh.rank({Axis.DP_REPLICATE: dp, Axis.PP: pp, Axis.TP: tp})
             tiles.append(
-                Tile(
-                    id=f"rank {rank}",
-                    label=str(rank),
-                    words=_place_text(dp, tp, pp),
-                    kind=pp,
-                    row=pp,
-                    column=tp,
-                )
+                Tile(f"rank {rank}", str(rank), _place_text(dp, tp, pp), pp, row=pp, column=tp)
             )
     return Place(label=f"replica {dp}", note="", tiles=tuple(tiles))
 

@@ -260,16 +260,7 @@ def _bar(ranks: int, key_heads: int, limit: float) -> BarRow:
 
 def _slice(name: str, label: str, words: str, kind: int, box: tuple[int, int, int, int]) -> Tile:
     row, column, rows, columns = box
-    return Tile(
-        id=name,
-        label=label,
-        words=words,
-        kind=kind,
-        row=row,
-        column=column,
-        rows=rows,
-        columns=columns,
-    )
+    return Tile(name, label, words, kind, row=row, column=column, rows=rows, columns=columns)
 
 
 def _figure(

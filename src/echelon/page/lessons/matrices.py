@@ -78,10 +78,10 @@ def matrix_text(matrix: Matrix) -> str:
     return "\n".join(" ".join(f"{x:>{width}}" for x in row) for row in matrix)
 
 
-def dot_text(left: Matrix, right: Matrix, row: int = 0, column: int = 0) -> str:
-    """Return how one number of a product is made: ``1 x 2 + 0 x (-1) = 2``."""
-    terms = zip(left[row], (line[column] for line in right), strict=True)
-    total = product(left, right)[row][column]
+def dot_text(left: Matrix, right: Matrix) -> str:
+    """How the first number of a product is made: ``1 x 2 + 0 x (-1) = 2``."""
+    terms = zip(left[0], (line[0] for line in right), strict=True)
+    total = product(left, right)[0][0]
     return " + ".join(f"{_signed(a)} x {_signed(b)}" for a, b in terms) + f" = {total}"
 
 

@@ -153,7 +153,7 @@ def _tiles(
     ]
     ends = (("embedding", "embedding", 1, 0, first), ("head", "head", 2, 1 + rows, last))
     tiles += [
-        Tile(id=name, label=label, words=name, kind=kind, row=row, columns=columns)
+        Tile(name, label, name, kind, row=row, columns=columns)
         for name, label, kind, row, there in ends
         if there
     ]

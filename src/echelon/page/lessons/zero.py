@@ -103,9 +103,9 @@ def zero_breakdown() -> Lesson:
     )
 
 
-def held_by_kind(weights: float, stage: ZeroStage, ranks: int = RANKS) -> tuple[float, ...]:
+def held_by_kind(weights: float, stage: ZeroStage) -> tuple[float, ...]:
     """Return the bytes of a rank by the kinds of `KINDS`."""
-    held = model_states(weights, stage, ranks)
+    held = model_states(weights, stage, RANKS)
     share = held.optimizer / MIXED_PRECISION.optimizer
     moment = MIXED_PRECISION.moments / 2
     parts = share * MIXED_PRECISION.master, share * moment, share * moment

@@ -18,10 +18,9 @@ import torch.distributed as dist
 from echelon.core.plan import OffloadTarget
 from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.offload import OffloadStore, make_offload_store
-from echelon.parallel.offload.copy_streams import CopyStreams, make_copy_streams
+from echelon.parallel.offload.host_memory import CopyStreams, make_copy_streams
 from echelon.parallel.tensor_memory import BufferPool
-from echelon.parallel.transport.collectives import Group
-from echelon.parallel.transport.communicator import Communicator
+from echelon.parallel.transport.collectives import Communicator, Group
 from echelon.parallel.transport.recorder import Recorder
 
 

@@ -36,12 +36,17 @@ from echelon.parallel.completion.late_memory import (
 )
 from echelon.parallel.completion.memory import private_copy, without
 from echelon.parallel.offload import OffloadStore
-from echelon.parallel.offload.copy_streams import CopyStreams
 from echelon.parallel.offload.copying_store import CopyingOffloadStore
+from echelon.parallel.offload.host_memory import CopyStreams
 from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.tensor_memory import BufferPool
-from echelon.parallel.transport.collectives import Group, Pending, ReduceOp, require_contiguous
-from echelon.parallel.transport.communicator import Communicator
+from echelon.parallel.transport.collectives import (
+    Communicator,
+    Group,
+    Pending,
+    ReduceOp,
+    require_contiguous,
+)
 from echelon.parallel.transport.recorder import Recorder
 
 _LOOKS_AT_NOTHING = frozenset(
@@ -161,7 +166,6 @@ class InFlightWatch(TorchDispatchMode):
         return False
 
     def __init__(self, flight: InFlight) -> None:
-        """Watch for `flight`."""
         super().__init__()
         self._flight = flight
 
@@ -229,7 +233,6 @@ class LatePending(Pending):
     __slots__ = ("_flight", "_operation", "_real")
 
     def __init__(self, real: Pending, operation: LateOperation, flight: InFlight) -> None:
-        """Hold what really is under way."""
         super().__init__()
         self._real, self._operation, self._flight = real, operation, flight
 

@@ -23,19 +23,21 @@ import torch
 from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.completion.in_flight import InFlight, LateOperation, OperationName
 from echelon.parallel.completion.memory import poison, private_copy
-from echelon.parallel.offload.buffers import Allocate, BoundedBuffers, plain_memory
-from echelon.parallel.offload.copy_streams import (
-    CompletedEvent,
-    CopyDirection,
-    CopyStreams,
-    StreamEvent,
-    TensorCopy,
-)
 from echelon.parallel.offload.file_store import (
     FileExtent,
     FileFetch,
     FileOffloadStore,
     FileTransfer,
+)
+from echelon.parallel.offload.host_memory import (
+    Allocate,
+    BoundedBuffers,
+    CompletedEvent,
+    CopyDirection,
+    CopyStreams,
+    StreamEvent,
+    TensorCopy,
+    plain_memory,
 )
 from echelon.parallel.tensor_memory import BufferPool
 
@@ -46,7 +48,6 @@ class LateBufferPool(BufferPool):
     """Pieces of memory that flat tensors use in turn, each poisoned in between."""
 
     def __init__(self, device: torch.device, flight: InFlight) -> None:
-        """Begin with none, on `device`."""
         super().__init__(device)
         self._flight = flight
 
@@ -66,7 +67,6 @@ class LateBuffers(BoundedBuffers[Owner]):
     """A bounded number of buffers, each poisoned while nobody has it."""
 
     def __init__(self, count: int, allocate: Allocate, flight: InFlight) -> None:
-        """Allocate nothing yet."""
         super().__init__(count, allocate)
         self._flight = flight
 

@@ -163,7 +163,6 @@ class _RingGradients:
     """The gradients of keys and values that this place adds to, each until it goes on."""
 
     def __init__(self, own_T2BKD: torch.Tensor, plan: RingPlan, ring: Group) -> None:
-        """Begin with none."""
         self._plan, self._ring = plan, ring
         self._like = own_T2BKD
         self._tensors: dict[int, torch.Tensor] = {}

@@ -49,8 +49,6 @@ _IN_TRITON = {
 _SUMS = frozenset({"norm_backward", "heads_backward"})
 """Formulas with sums over rows: a compiler makes one sum of them, Triton's kernels partial ones."""
 
-Optional = torch.Tensor | None
-
 
 @cache
 def compiled(name: str, dtype: torch.dtype) -> Callable[..., Any]:
@@ -188,7 +186,6 @@ class RemadeNorm(Remade):
     """Make the norm of a stream again for the layer that reads it; backward takes its numbers."""
 
     def __init__(self, kernel: NormKernel) -> None:
-        """Know no stream yet."""
         self._kernel = kernel
         self._x: torch.Tensor | None = None
         self._inverse: torch.Tensor | None = None

@@ -312,7 +312,6 @@ class SeenAttention(TorchFunctionMode):
     """Note the calls of attention in one forward of the whole module."""
 
     def __init__(self) -> None:
-        """Have seen nothing."""
         super().__init__()
         self.calls: list[SeenCall] = []
 

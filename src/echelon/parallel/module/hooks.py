@@ -61,7 +61,6 @@ class ModuleHooks:
     """Follow the passes of a module whose parameters rest as slices."""
 
     def __init__(self, gathering: ModuleParameterGathering, passes: BackwardPasses) -> None:
-        """Learn first."""
         self._gathering, self._passes = gathering, passes
         self._bucket_of = {
             id(slot.parameter): bucket for bucket in gathering.sliced for slot in bucket.slots

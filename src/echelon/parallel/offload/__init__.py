@@ -10,8 +10,7 @@ Source: Ren et al., "ZeRO-Offload", 2021; Rajbhandari et al., "ZeRO-Infinity", 2
     store          what every place does; slices in memory, of the device or the host
     file_store     slices in a file, moved by threads
     copying_store  slices on the host side of a GPU, copied there and back
-    buffers        memory in whole pages, and a bounded number of buffers of it
-    copy_streams   copies beside the computation
+    host_memory    whole pages in a bounded number of buffers, and copies next to the computation
 """
 
 from __future__ import annotations
@@ -22,10 +21,14 @@ import torch
 
 from echelon.core.plan import OffloadTarget
 from echelon.models.piece_sizes import TRAINING_PIECES
-from echelon.parallel.offload.buffers import device_memory, locked_memory, plain_memory
-from echelon.parallel.offload.copy_streams import make_copy_streams
 from echelon.parallel.offload.copying_store import CopiedFetch, CopyingOffloadStore
 from echelon.parallel.offload.file_store import FileFetch, FileOffloadStore
+from echelon.parallel.offload.host_memory import (
+    device_memory,
+    locked_memory,
+    make_copy_streams,
+    plain_memory,
+)
 from echelon.parallel.offload.store import ImmediateFetch, MemoryOffloadStore
 
 __all__ = ["OffloadStore", "PendingFetch", "make_offload_store"]

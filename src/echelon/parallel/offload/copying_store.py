@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from echelon.core.disk import round_up_to_pages
-from echelon.parallel.offload.buffers import BoundedBuffers
-from echelon.parallel.offload.copy_streams import CopyStreams, StreamEvent
 from echelon.parallel.offload.file_store import FileFetch, FileOffloadStore
+from echelon.parallel.offload.host_memory import BoundedBuffers, CopyStreams, StreamEvent
 from echelon.parallel.offload.store import (
     ImmediateFetch,
     MemoryOffloadStore,
@@ -42,7 +41,6 @@ class CopiedFetch:
         *,
         read: bool,
     ) -> None:
-        """Hold what has been asked of the host side."""
         self._store, self.keys, self.on_host, self.read = store, keys, on_host, read
         self.buffer: torch.Tensor | None = None
         self.copied: StreamEvent | None = None

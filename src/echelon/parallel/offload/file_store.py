@@ -37,7 +37,7 @@ from echelon.core.disk import (
 from echelon.core.errors import EchelonError, EnvironmentProblem
 from echelon.core.units import binary_bytes
 from echelon.models.piece_sizes import TRAINING_PIECES
-from echelon.parallel.offload.buffers import Allocate, BoundedBuffers, plain_memory
+from echelon.parallel.offload.host_memory import Allocate, BoundedBuffers, plain_memory
 from echelon.parallel.offload.store import Pool, copy_into
 
 _THREADS = 4

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 
 from echelon.cost.bytes.terms import Pool
-from echelon.parallel.offload.buffers import Allocate, plain_memory
+from echelon.parallel.offload.host_memory import Allocate, plain_memory
 
 
 class ImmediateFetch:
@@ -23,7 +23,6 @@ class ImmediateFetch:
     __slots__ = ("_tensors",)
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
-        """Hold the resting tensors themselves."""
         self._tensors = tensors
 
     def wait(self) -> list[torch.Tensor]:

@@ -11,6 +11,5 @@ Source: PyTorch, `torch.nn.DataParallel`; Li et al., "PyTorch Distributed: Exper
 
 workers.py     a thread for each replica, which computes as the one that asked would
 module.py      the module on replicas, where these are, and its seven steps
-copies.py      its tree with tensors of its own, for each replica
-nested.py      its arguments, cut, and its outputs, joined
+copies.py      for each replica its tree with tensors of its own, and its rows of arguments; outputs
 """

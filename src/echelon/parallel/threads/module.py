@@ -31,8 +31,15 @@ from echelon.core.errors import ConfigError, Problem
 from echelon.core.event import EventSink, NoEvents
 from echelon.core.rulebook.module import THREADED_ARGUMENT
 from echelon.core.rules import did_you_mean
-from echelon.parallel.threads.copies import ModuleCopies, require_replicable, trained_tensors
-from echelon.parallel.threads.nested import Arguments, Outputs, read_arguments, read_outputs
+from echelon.parallel.threads.copies import (
+    Arguments,
+    ModuleCopies,
+    Outputs,
+    read_arguments,
+    read_outputs,
+    require_replicable,
+    trained_tensors,
+)
 from echelon.parallel.threads.workers import ReplicaThreads, num_bytes, replica_devices
 from echelon.parallel.transport.recorder import Recorder
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ranks send one another: the only room that calls `torch.distributed`.
 
-communicator    processes that torch has joined, opened before the first call
-collectives     `Group`: every collective and message, recorded and checked
+collectives     `Group`: every collective and message, recorded and checked; the processes under it
 messages        those that are messages between pairs (all of Gloo's but all-reduce)
 algorithms      all-reduces made of messages: ring, tree, halving and doubling, hierarchical
 shared_room     small sums and gathers between ranks of one host, through memory

@@ -452,7 +452,6 @@ class BackgroundWork:
     """A task that a thread has been given; `wait` raises what it raised."""
 
     def __init__(self, task: Callable[[], None]) -> None:
-        """Hold a task that has not begun."""
         self._task, self._ended = task, threading.Event()
         self._error: BaseException | None = None
 

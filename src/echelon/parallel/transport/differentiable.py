@@ -15,74 +15,51 @@ Shape suffixes: N rows of the whole, n = N / group size rows of one rank, D all 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import cast
 
 import torch
 
 from echelon.parallel.transport.collectives import Group
-from echelon.parallel.transport.rows import gather_rows, scatter_sum
-
-Move = Callable[[torch.Tensor, Group], torch.Tensor]
+from echelon.parallel.transport.rows import MoveRows, RowsWay, gather_rows, scatter_sum
 
 
-@dataclass(frozen=True, slots=True)
-class Transposed:
-    """Hold a linear function of all members' tensors, and its transpose."""
+def moved(x: torch.Tensor, group: Group, way: RowsWay) -> torch.Tensor:
+    """Return `x` after a motion, through which gradients go the other way.
 
-    forward: Move
-    backward: Move
-
-    def back(self) -> Transposed:
-        """Return the transpose, whose own is this one."""
-        return Transposed(self.backward, self.forward)
+    The events of its collectives have the same names in both directions.
+    """
+    return cast(torch.Tensor, MoveRows.apply(x, group, "", way))
 
 
-class _Moved(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Group, move: Transposed) -> torch.Tensor:
-        ctx.group, ctx.move = group, move
-        return move.forward(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return moved(dy, ctx.group, ctx.move.back()), None, None
-
-
-def moved(x: torch.Tensor, group: Group, move: Transposed) -> torch.Tensor:
-    """Return `x` after a move, through which gradients go the other way."""
-    return cast(torch.Tensor, _Moved.apply(x, group, move))
-
-
-def _summed(x: torch.Tensor, group: Group) -> torch.Tensor:
+def _summed(x: torch.Tensor, group: Group, _: str) -> torch.Tensor:
     total = x.clone(memory_format=torch.contiguous_format)
     group.all_reduce(total, name="all_reduce").wait()
     return total
 
 
-def _gathered(x_nD: torch.Tensor, group: Group) -> torch.Tensor:
+def _gathered(x_nD: torch.Tensor, group: Group, _: str) -> torch.Tensor:
     whole_ND, pending = gather_rows(x_nD, group, name="all_gather")
     pending.wait()
     return whole_ND
 
 
-def _scattered(x_ND: torch.Tensor, group: Group) -> torch.Tensor:
+def _scattered(x_ND: torch.Tensor, group: Group, _: str) -> torch.Tensor:
     slice_nD, pending = scatter_sum(x_ND.contiguous(), group, name="reduce_scatter")
     pending.wait()
     return slice_nD
 
 
-def exchange_rows(send_rows: Sequence[int], receive_rows: Sequence[int]) -> Transposed:
+def exchange_rows(send_rows: Sequence[int], receive_rows: Sequence[int]) -> RowsWay:
     """Return the all-to-all that sends so many rows to each member, and gets so many from each."""
 
-    def there(x: torch.Tensor, group: Group) -> torch.Tensor:
+    def there(x: torch.Tensor, group: Group, _: str) -> torch.Tensor:
         return _exchanged(x, group, send_rows, receive_rows)
 
-    def back(x: torch.Tensor, group: Group) -> torch.Tensor:
+    def back(x: torch.Tensor, group: Group, _: str) -> torch.Tensor:
         return _exchanged(x, group, receive_rows, send_rows)
 
-    return Transposed(there, back)
+    return there, back
 
 
 def _exchanged(
@@ -98,10 +75,10 @@ def _exchanged(
     return y
 
 
-def from_source(source: int) -> Transposed:
+def from_source(source: int) -> RowsWay:
     """Return the broadcast of the tensor of member `source`; backward is a sum that it gets."""
 
-    def there(x: torch.Tensor, group: Group) -> torch.Tensor:
+    def there(x: torch.Tensor, group: Group, _: str) -> torch.Tensor:
         y = x.clone(memory_format=torch.contiguous_format)
         others = [place for place in range(group.size) if place != source]
         if group.index == source:
@@ -110,7 +87,7 @@ def from_source(source: int) -> Transposed:
             group.exchange({}, {source: y.view(-1)}, name="broadcast").wait()
         return y
 
-    def back(x: torch.Tensor, group: Group) -> torch.Tensor:
+    def back(x: torch.Tensor, group: Group, _: str) -> torch.Tensor:
         own = x.contiguous()
         if group.index != source:
             group.exchange({source: own.view(-1)}, {}, name="reduce").wait()
@@ -124,12 +101,12 @@ def from_source(source: int) -> Transposed:
             total += part.view_as(own)
         return total
 
-    return Transposed(there, back)
+    return there, back
 
 
-ALL_REDUCE = Transposed(_summed, _summed)
+ALL_REDUCE: RowsWay = (_summed, _summed)
 """A sum that all members get."""
-ALL_GATHER = Transposed(_gathered, _scattered)
+ALL_GATHER: RowsWay = (_gathered, _scattered)
 """The rows of all members, one after the other."""
-REDUCE_SCATTER = ALL_GATHER.back()
+REDUCE_SCATTER: RowsWay = (_scattered, _gathered)
 """Each member's rows of a sum."""

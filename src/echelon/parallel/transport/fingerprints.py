@@ -48,7 +48,6 @@ class OperationFingerprints:
     """Note the operations of one rank in its ring."""
 
     def __init__(self, ring: FingerprintRing) -> None:
-        """Write into `ring`."""
         self._ring = ring
         self.task = ""
         """What the rank is at: an action of its schedule."""
@@ -169,7 +168,6 @@ class IssuedOperation:
     def __init__(
         self, name: str, turn: int | None, ended: Callable[[], bool], number: int = 0
     ) -> None:
-        """Hold what is known when it is issued."""
         self.name, self.turn, self.ended, self.number = name, turn, ended, number
 
 

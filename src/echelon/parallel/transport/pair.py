@@ -44,7 +44,7 @@ class StoreGroup(Group):
         self._limit = timedelta(seconds=message_s)
         limit = timedelta(seconds=MEETS_WITHIN_S)
         self._ends: Any = None
-        self._is_lost: Callable[[], bool] = _nobody
+        self._is_lost: Callable[[], bool] = lambda: False
         if len(ranks) > 1:
             self._ends = ProcessGroupGloo(store, self.index, len(ranks), limit)
 
@@ -86,20 +86,6 @@ class StoreGroup(Group):
         require_contiguous(name, tensor)
         work = cast(dist.Work, _Patient(self._ends.recv([tensor], index, tag), self._limit))
         return Pending(work, self.recorder.received, name=name, recorder=self.recorder)
-
-
-def _nobody() -> bool:
-    return False
-
-
-class Pair(StoreGroup):
-    """Send and receive between two ranks; RuntimeError where the other end is lost."""
-
-    def __init__(
-        self, axis: str, ranks: tuple[int, int], recorder: Recorder, store: Store, message_s: float
-    ) -> None:
-        """Meet the other end at `store`, which both give alike and nobody used before."""
-        super().__init__(axis, ranks, recorder, store, message_s)
 
 
 class _Patient:

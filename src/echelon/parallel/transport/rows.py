@@ -78,6 +78,9 @@ def _alike(x_ND: torch.Tensor, group: Group, name: str) -> torch.Tensor:
 RowsMotion = Callable[[torch.Tensor, Group, str], torch.Tensor]
 """Rows, a group and the name of the event -> rows."""
 
+RowsWay = tuple[RowsMotion, RowsMotion]
+"""A motion and its transpose."""
+
 GATHER_ROWS = (gathered_rows, _scattered)
 """all-gather; backward reduce-scatter: each rank uses all rows in its own way."""
 SCATTER_ROWS = (_scattered, gathered_rows)
@@ -96,14 +99,16 @@ class MoveRows(torch.autograd.Function):
     """Move rows by one motion forward, and their gradient by its transpose."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, group: Group, name: str, way: tuple[RowsMotion, RowsMotion]
-    ) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, group: Group, name: str, way: RowsWay) -> torch.Tensor:
         """Return the rows after the motion."""
-        ctx.group, ctx.name, ctx.back = group, name, way[1]
+        ctx.group, ctx.name, ctx.way = group, name, way
         return way[0](x, group, f"{name}.forward")
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradient after the motion back."""
-        return ctx.back(dy, ctx.group, f"{ctx.name}.backward"), None, None, None
+        if torch.is_grad_enabled():  # this backward is itself differentiated
+            dx = MoveRows.apply(dy, ctx.group, ctx.name, ctx.way[::-1])
+        else:
+            dx = ctx.way[1](dy, ctx.group, f"{ctx.name}.backward")
+        return dx, None, None, None

@@ -47,7 +47,6 @@ class SharedWork:
     __slots__ = ("_end",)
 
     def __init__(self, end: Callable[[], None]) -> None:
-        """Hold what reads the parts."""
         self._end: Callable[[], None] | None = end
 
     def is_completed(self) -> bool:

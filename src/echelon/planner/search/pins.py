@@ -247,7 +247,13 @@ class _PinReader:
             return
         printed = read_printed_value(name, words[0]) if len(words) == 1 else None
         if printed is None:
-            self.problems.append(_wrong_value(typed, name))
+            self.problems.append(
+                UNKNOWN_PIN.problem(
+                    f"{typed}: that is no value of {name}",
+                    set_by=typed,
+                    suggestions=VALUES.get(name, (f"{name}=8",)),
+                )
+            )
             return
         for one, some in printed.items():
             self._take(typed, one, some)
@@ -311,12 +317,4 @@ def _pinned_twice(first: str, second: str, name: str) -> Problem:
         else f"{first} and {second} both pin {name}",
         set_by=second,
         suggestions=(f"--pin {name}={both}",) if plain else (f"one --pin of {name}",),
-    )
-
-
-def _wrong_value(typed: str, name: str) -> Problem:
-    return UNKNOWN_PIN.problem(
-        f"{typed}: that is no value of {name}",
-        set_by=typed,
-        suggestions=VALUES.get(name, (f"{name}=8",)),
     )

@@ -64,7 +64,7 @@ _PREDICTION_AXES = {
     rules.PROVE_ISLANDS_AGREE.id: "dp_replicate",
     rules.PROVE_BYTES_HELD.id: "",
 }
-"""What a plan promises beside its mathematics, each with the axis that a breach points to."""
+"""Promises of a plan next to its mathematics, each with the axis that a breach points to."""
 
 _EXACT_RULES = frozenset(
     {
@@ -78,17 +78,17 @@ _EXACT_RULES = frozenset(
 """Claims that know no rounding, or tell it apart, in the plan's own precision too."""
 
 _VAGUE = ("none", "slice")
-"""What is told of a gradient that nothing explains."""
+"""Factors of a gradient without an explanation."""
 
 _LESS_THAN_LABELS = ("parts missing", "parts weighted", "wrong norm")
-"""What a gradient has of a wrong loss whose labels tell more."""
+"""Factors of a gradient that say less of a wrong loss than its labels do."""
 
 _FINE = 1e-6  # relative error
 _COARSE = 1e-2  # relative error
 
 
 def diagnose(evidence: JudgedEvidence, results: Sequence[ClaimResult]) -> Diagnosis | None:
-    """Return what the first failure in the order of causes is; None where all claims hold."""
+    """The cause of the first failure; None if all claims hold."""
     first = first_failure(results)
     if first is None:
         return None
@@ -109,7 +109,7 @@ def diagnose(evidence: JudgedEvidence, results: Sequence[ClaimResult]) -> Diagno
 def _before_its_router(
     evidence: PlanEvidence, results: Sequence[ClaimResult], result: ClaimResult, failure: Check
 ) -> tuple[ClaimResult, Check]:
-    """Return, in place of a wrong route, what is wrong before its router."""
+    """The first wrong activation before a router, if there is one, in place of its wrong route."""
     if result.rule.id not in _OF_ROUTES:
         return result, failure
     router = router_of(evidence, failure).rpartition(".mlp")[0]
@@ -125,7 +125,7 @@ def _before_its_router(
 def _as_a_factor(
     results: Sequence[ClaimResult], result: ClaimResult, failure: Check
 ) -> tuple[ClaimResult, Check]:
-    """Return, in place of an activation that is off, that it is so by a factor, where it is."""
+    """The systematic error of a wrong activation, if it has one, in place of the activation."""
     if result.rule.id != rules.PROVE_ACTIVATIONS.id:
         return result, failure
     for other in results:
@@ -136,7 +136,7 @@ def _as_a_factor(
 
 
 def _explain(evidence: JudgedEvidence, rule: str, failure: Check) -> ProofFinding:
-    """Name a failure of `rule`, and the tensor or number that it is told under."""
+    """Name a failure of `rule`, and the wrong tensor or number."""
     subject = failure.subject
     if rule in _PREDICTION_AXES:
         over = subject.rpartition(" over ")[2] if " over " in subject else ""
@@ -174,7 +174,7 @@ def _rounding(failure: Check, why: str) -> ProofFinding:
 
 
 def _or_rounding(failure: Check, finding: ProofFinding, *, rough: bool = False) -> ProofFinding:
-    """Take what has no cause for rounding, where it is as small."""
+    """Name rounding as the cause of a small error without another cause."""
     if finding.factor not in _VAGUE or not failure.error > 0:
         return finding
     if rough and failure.allowed < failure.error < max(_COARSE, 4 * failure.allowed):
@@ -188,7 +188,7 @@ def _or_rounding(failure: Check, finding: ProofFinding, *, rough: bool = False) 
 def _by_what_passed(
     evidence: CapturedEvidence, result: ClaimResult, failure: Check, finding: ProofFinding
 ) -> ProofFinding | None:
-    """Return what the labels of the loss, modules and weights tell of what has no cause yet."""
+    """The cause that labels of the loss, modules or weights show, of a failure without one."""
     rule, step = result.rule.id, failure.step
     if finding.factor == "zero" and rule == rules.PROVE_GRADIENTS.id:
         lost = explain_lost_weight(evidence, step, failure.subject)
@@ -208,7 +208,7 @@ def _by_gradient(
     results: Sequence[ClaimResult],
     told: tuple[ClaimResult, Check, ProofFinding],
 ) -> tuple[ClaimResult, Check, ProofFinding]:
-    """Return what explains a wrong loss: a wrong gradient of the step, where that has a name."""
+    """Explain a wrong loss by a wrong gradient of the same step, if that has a cause."""
     for result in results:
         if result.rule.id in _GRADIENTS:
             of_step = [one for one in result.failures if one.step == told[1].step]
@@ -250,7 +250,7 @@ def _tokens(evidence: PlanEvidence, failure: Check) -> ProofFinding:
 
 
 def _gradient(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
-    """Explain a gradient; if nothing does, tell where the backward pass of a plan goes wrong."""
+    """Explain a gradient; without an explanation, name the wrong place of the backward pass."""
     finding = explain_gradient(evidence, failure)
     if not isinstance(evidence, PlanEvidence) or finding.factor not in _VAGUE:
         return finding
@@ -259,13 +259,13 @@ def _gradient(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
 
 
 def _backward(evidence: PlanEvidence, failure: Check) -> ProofFinding:
-    """Return where a backward pass goes wrong that leaves all gradients of parameters right."""
+    """The place where a backward pass goes wrong though all gradients of parameters are right."""
     finding = explain_backward(evidence, failure.step)
     return finding or ProofFinding("none", failure.detail, tensor=tensor_at(failure.subject))
 
 
 def _replicas(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
-    """Tell the ranks whose copies differ from the first one's."""
+    """Name the ranks whose copies differ from the copy of the first rank."""
     run, step, name = evidence.run, failure.step, failure.subject
     of_parts = run.kinds(step) if isinstance(evidence, PlanEvidence) else ()
     for kind in dict.fromkeys((*run.value_kinds, *of_parts)):
@@ -280,7 +280,7 @@ def _replicas(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
 
 
 def not_sharded(evidence: CapturedEvidence, failure: Check) -> ProofFinding:
-    """Return the finding of a tensor that is whole where shards were asked for, with its axis."""
+    """The finding of a whole tensor where the program asks for shards, with its axis."""
     held = evidence.run.held_copies().get(failure.subject)
     ranks = held.ranks if held is not None else tuple(range(evidence.mesh.world_size))
     spanning = (axis for axis, groups in evidence.sums("") if group_of(groups, ranks[0]) == ranks)
@@ -295,21 +295,21 @@ _NUMBERS = {
     rules.PROVE_GRADIENT_NORM.id: "gradient norm",
     rules.PROVE_LOSS_SCALE.id: "loss scale",
 }
-"""What a wrong number is told under, on whatever rank."""
+"""Names of wrong numbers, on any rank."""
 
 _OF_ROUTES = frozenset(
     {rules.PROVE_ROUTES.id, rules.PROVE_EXPERT_LOADS.id, rules.PROVE_ROUTER_LOSSES.id}
 )
-"""What follows from a forward pass that is wrong before a router."""
+"""Claims that a wrong forward pass before a router breaks, too."""
 
 _OF_ROUTERS = frozenset(
     {rules.PROVE_EXPERT_LOADS.id, rules.PROVE_ROUTER_LOSSES.id, rules.PROVE_ROUTER_BIASES.id}
 )
-"""What is told under the name of a router."""
+"""Claims whose failures have the name of a router."""
 
 
 def _where(plan: Plan, tensor: str) -> str:
-    """Return where a tensor (or a whole block) is in the model and on the mesh."""
+    """Place of a tensor (or a whole block) in the model and on the mesh."""
     specs = {spec.name: spec for spec in parameters(plan.model)}
     if tensor not in specs:
         inside = [spec for name, spec in specs.items() if name.startswith(tensor + ".")]
@@ -348,7 +348,7 @@ RACE_RULES: dict[RaceKind, Rule] = {
 
 
 def diagnose_races(late: LateRun | None, results: Sequence[ClaimResult]) -> Diagnosis | None:
-    """Return what the first race is, and what is wrong by it; None where there is none.
+    """The first race and the first wrong value after it; None without races.
 
     The first one is the cause of those that follow: what is read too early is sent on.
     """

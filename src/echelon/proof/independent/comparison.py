@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The oracle beside the independent implementation: claims, and a name for the first difference."""
+"""The oracle against the independent implementation: claims, and a name of what differs first."""
 
 from __future__ import annotations
 

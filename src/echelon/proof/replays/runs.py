@@ -77,7 +77,7 @@ def _ran(
 def diagnose_replay(
     results: Sequence[ClaimResult], mistakes: Iterator[Mistake | MeetingMistake], axis: str
 ) -> Diagnosis | None:
-    """Return what is wrong with a run, where something is: the first mistake that explains it."""
+    """The first mistake that explains the first failure of a run; None if all claims hold."""
     failed = first_failure(results)
     if failed is None:
         return None

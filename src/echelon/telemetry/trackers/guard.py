@@ -74,7 +74,8 @@ class MirrorProcess:
     def restart_if_due(self, selector: selectors.BaseSelector) -> None:
         """Start it again where it ended and its pause is over, and read a drop of a flood."""
         if self._flood is not None:
-            self._drop(self._flood, selector)
+            with suppress(BlockingIOError):
+                self.read(self._flood, selector)
         if self.process is None and not self.done and time.monotonic() >= self._next_start:
             self.start(selector)
 
@@ -103,10 +104,6 @@ class MirrorProcess:
         if not self.done:
             self.keep(f"the mirror ended with {code}\n".encode())
             self._wait_longer()
-
-    def _drop(self, flood: IO[bytes], selector: selectors.BaseSelector) -> None:
-        with suppress(BlockingIOError):
-            self.read(flood, selector)
 
     def say_ended(self) -> None:
         """Tell the process that the run has ended."""

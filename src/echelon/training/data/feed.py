@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from echelon.models.batch import TokenBatch
-from echelon.parallel.offload.copy_streams import CopyStreams, StreamEvent
+from echelon.parallel.offload.host_memory import CopyStreams, StreamEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,7 +84,6 @@ class UrlStream(io.RawIOBase):
     """Read a URL from any place; a read that fails opens it again at the same place."""
 
     def __init__(self, url: str) -> None:
-        """Open the URL."""
         self._url = url
         self._system, self._path = _system(url)
         self._place = 0

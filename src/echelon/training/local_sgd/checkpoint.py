@@ -83,11 +83,11 @@ class IslandCheckpoint(CheckpointScope):
         missing -= {kind.split(".")[0] for kind in read_index(path).tensors}
         return {kind: shards for kind, shards in state.items() if kind.split(".")[0] not in missing}
 
-    def position_of(self, told: Any) -> Any:
+    def position_of(self, stored: Any) -> Any:
         """Position of this island; empty if a checkpoint has another number of islands."""
-        if not isinstance(told, dict):
-            return told
-        positions = cast("dict[str, Any]", told).get(ISLANDS_KEY)
+        if not isinstance(stored, dict):
+            return stored
+        positions = cast("dict[str, Any]", stored).get(ISLANDS_KEY)
         if not isinstance(positions, list):
             return {}
         by_island = cast("list[Any]", positions)
@@ -127,8 +127,8 @@ class ElasticIslandCheckpoint(IslandCheckpoint):
 
     def position(self, own: Mapping[str, Any], exchange: ObjectCommunicator) -> Mapping[str, Any]:
         """Positions of the islands that write; None of others."""
-        told = dict(exchange.gather_objects((self._islands.index, dict(own))))
-        return {ISLANDS_KEY: [told.get(island) for island in range(self._islands.size)]}
+        by_island = dict(exchange.gather_objects((self._islands.index, dict(own))))
+        return {ISLANDS_KEY: [by_island.get(island) for island in range(self._islands.size)]}
 
 
 ASKS_FOR_S = 0.5

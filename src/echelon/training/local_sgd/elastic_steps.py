@@ -25,7 +25,6 @@ from echelon.launch.context import RankContext
 from echelon.layout.islands import island_of
 from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Pending
-from echelon.parallel.transport.pair import Pair
 from echelon.training.local_sgd.checkpoint import ElasticIslandCheckpoint, StoreExchange
 from echelon.training.local_sgd.meetings import IslandMeetings, Meeting, Said, Stay
 from echelon.training.local_sgd.outer_steps import MAX_IN_FLIGHT, OuterSteps
@@ -214,7 +213,7 @@ class ElasticOuterSteps(OuterSteps):
         return news_of(changes[told:])
 
     def end(self, steps: int) -> Sequence[AbsentIsland]:
-        """Say that no meeting follows, and wait for nobody; what each island missed."""
+        """End all meetings, without waiting; the absences of islands."""
         self.meetings.end()
         self.meetings.leave_group()
         share = self._plan.mathematics.global_sequences // self._local.islands
@@ -281,7 +280,7 @@ class ElasticOuterSteps(OuterSteps):
         """Take what islands agree on; return whether this rank has all of it."""
         met = self.meetings
         try:
-            pair: Pair = met.pair(meeting, min(meeting.members), met.island.index)
+            pair = met.pair(meeting, min(meeting.members), met.island.index)
             for tag, (name, values) in enumerate(self._agreed()):
                 pair.receive(values, 0, name=f"rejoin.{name}", tag=tag).wait()
         except RuntimeError:
@@ -312,7 +311,7 @@ def outer_steps(place: StepPlace) -> OuterSteps | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbsentIsland:
-    """Say that an island was lost, and what that left out."""
+    """Loss of an island, and the steps, rounds and rows that it left out."""
 
     island: int
     """The island."""
@@ -335,16 +334,16 @@ class AbsentIsland:
 
     @property
     def num_steps(self) -> int:
-        """Return how many steps it missed."""
+        """Number of steps that the island missed."""
         return max(0, self.last_step - self.first_step + 1)
 
     @property
     def num_sequences(self) -> int:
-        """Return how many sequences count nowhere."""
+        """Number of sequences that count nowhere."""
         return self.num_steps * (self.last_row - self.first_row + 1)
 
     def says(self) -> str:
-        """Return what became of it."""
+        """The loss in words."""
         then = f"back with step {self.last_step + 1}" if self.returned else "not back"
         if not self.num_steps:
             return f"island {self.island}: {self.cause}; {then}, no round missed"
@@ -360,7 +359,7 @@ class AbsentIsland:
 def absent_islands(
     changes: Sequence[IslandChange], steps: int, *, every: int, share: int
 ) -> Sequence[AbsentIsland]:
-    """Return the absences in a run of `steps` steps in rounds of `every`, in the order of losses.
+    """Absences in a run of `steps` steps in rounds of `every`, in the order of losses.
 
     `share` are the rows of each global batch that an island reads.
     """
@@ -393,7 +392,7 @@ def absent_islands(
 
 
 def news_of(changes: Sequence[IslandChange]) -> Sequence[str]:
-    """Return what to tell of changes."""
+    """Changes in words."""
     return [
         f"island {one.island} is back, and begins with step {one.step + 1}"
         if one.there

@@ -31,7 +31,7 @@ from echelon.core.rulebook.islands import ISLANDS_ARE_THERE
 from echelon.launch.context import LostRank
 from echelon.launch.process_group import PrefixStore, Store
 from echelon.layout.islands import Island
-from echelon.parallel.transport.pair import Pair, StoreGroup
+from echelon.parallel.transport.pair import StoreGroup
 from echelon.parallel.transport.recorder import Recorder
 
 LOOKS_EVERY_S = 0.02
@@ -247,7 +247,7 @@ class IslandMeetings:
         told: dict[str, Any] = json.loads(self.store.get(admitted))
         return Meeting.from_text(told["key"], told["met"].encode())
 
-    def pair(self, meeting: Meeting, giver: int, island: int) -> Pair:
+    def pair(self, meeting: Meeting, giver: int, island: int) -> StoreGroup:
         """Return the pair of the ranks of this place in two islands; RuntimeError if one is lost.
 
         The first end is that of the giver.
@@ -255,7 +255,7 @@ class IslandMeetings:
         ends = (giver * self.island.size + self.place, island * self.island.size + self.place)
         stay = _text(meeting.joins[island])
         place = PrefixStore(f"{meeting.key}/gift/{island}/{stay}/{self.place}", self.store)
-        return Pair(Axis.DP_REPLICATE.value, ends, self.recorder, place, self.message_s)
+        return StoreGroup(Axis.DP_REPLICATE.value, ends, self.recorder, place, self.message_s)
 
     def within(self, key: str) -> Store:
         """Return a part of the store that nobody else uses."""

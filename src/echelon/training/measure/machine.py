@@ -35,8 +35,7 @@ from echelon.cost.fit.samples import (
 )
 from echelon.launch.context import RankContext
 from echelon.models.precision import TORCH_DTYPES
-from echelon.parallel.transport.collectives import Group
-from echelon.parallel.transport.communicator import Communicator
+from echelon.parallel.transport.collectives import Communicator, Group
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.optimizer.elementwise import AdamW
 from echelon.training.optimizer.trained_ranges import FusedOperands

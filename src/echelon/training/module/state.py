@@ -39,7 +39,6 @@ class ModuleState:
     """Tell what a rank holds of a module, and take it back."""
 
     def __init__(self, module: RankModule, slices: SliceOptimizer) -> None:
-        """Serve the optimizer of these slices."""
         self._module, self._slices = module, slices
         self._whole_tensors = WholeTensors(module, slices)
         self.is_whole = False

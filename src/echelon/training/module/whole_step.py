@@ -81,7 +81,6 @@ class PipelineRunner:
     """Run microbatches in the order of a schedule."""
 
     def __init__(self, pipeline: PipelineModule) -> None:
-        """Run the stages of this rank."""
         self._pipeline = pipeline
         self._evaluations: dict[int, Schedule] = {}
 

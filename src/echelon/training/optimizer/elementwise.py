@@ -25,7 +25,6 @@ class AdamW:
     """AdamW with torch's fused kernel, on the CPU or on a GPU."""
 
     def __init__(self, settings: Optimizer) -> None:
-        """Take betas and eps of `settings`."""
         self._settings = settings
         self._counts: dict[torch.device, torch.Tensor] = {}
         self._count = 0
@@ -97,7 +96,6 @@ class MomentumSgd:
     """SGD with torch's fused kernel."""
 
     def __init__(self, settings: Optimizer) -> None:
-        """Take the momentum of `settings`."""
         self._momentum = settings.momentum
 
     def start_update(self, count: int) -> None:

@@ -25,7 +25,7 @@ from echelon.core.rulebook.run import LOSS_NOT_FINITE
 from echelon.models.batch import TokenBatch
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.rank_model import GradientExchange
-from echelon.parallel.servers.worker import (
+from echelon.parallel.servers import (
     ASKS_FOR_PARAMETERS,
     ASKS_TO_STOP,
     BEGIN,
@@ -262,7 +262,6 @@ class AsynchronousWorker(ServedWorker):
     )
 
     def __init__(self, *args: Any, **named: Any) -> None:
-        """Build the worker as any rank is built."""
         super().__init__(*args, **named)
         assert isinstance(self.model.reduction, WorkerMessages), "it pushes to servers"
         self.messages = self.model.reduction

@@ -16,7 +16,7 @@ import torch
 
 from echelon.core.choices.updates import AppliedGradient, Updates
 from echelon.core.errors import EchelonError
-from echelon.parallel.servers.worker import ASKS_TO_STOP
+from echelon.parallel.servers import ASKS_TO_STOP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,7 @@ import torch
 
 from echelon.models.batch import TokenBatch
 from echelon.parallel.rank_model import GradientExchange, RankModel
-from echelon.parallel.servers.server import server_model
-from echelon.parallel.servers.worker import GradientPush, PulledParameters
+from echelon.parallel.servers import GradientPush, PulledParameters, server_model
 from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.storage.weights import server_shards
 from echelon.parallel.transport.collectives import Group

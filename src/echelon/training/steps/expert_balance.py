@@ -41,7 +41,6 @@ class ExpertBalance(StepPart):
     num_told = 5
 
     def __init__(self, balancer: Balancer, groups: RankGroups) -> None:
-        """Balance the experts of a rank."""
         self.balancer, self._groups = balancer, groups
         self._loads: Mapping[int, LayerLoad] = {}
 

@@ -97,9 +97,9 @@ class CheckpointScope:
         del path
         return state
 
-    def position_of(self, told: Any) -> Any:
-        """Position of this rank in that of a checkpoint, which may be damaged."""
-        return told
+    def position_of(self, stored: Any) -> Any:
+        """Position of this rank in the `stored` one of a checkpoint, which may be damaged."""
+        return stored
 
     def take_back(self) -> None:
         """Go on from a checkpoint that lacks tensors of this rank."""
@@ -127,7 +127,7 @@ class StepPart:
         return (0.0,) * self.num_told
 
     def agreed(self, result: StepResult, rows: torch.Tensor) -> StepResult:
-        """Result with the facts of this part; `rows` [ranks, num_told] is told."""
+        """Result with the facts of this part, from `rows` [ranks, num_told] of all ranks."""
         del rows
         return result
 
@@ -145,7 +145,7 @@ class StepPart:
         return ()
 
     def end_step(self, result: StepResult) -> StepResult:
-        """End a step whose result is finite; the result as it is told."""
+        """End a step whose result is finite; the result that the engine returns."""
         return result
 
     def mean_loss(self, loss: float, tokens: int) -> float:
@@ -173,7 +173,7 @@ class StepPart:
         """Begin to take steps after `step`: weights are those of a seed, a file, a checkpoint."""
 
     def speaks(self, step: int) -> bool | None:
-        """True if this rank tells of the run after `step`; None if that never changes."""
+        """True if this rank reports the run after `step`; None if no part changes that."""
         del step
         return None
 
@@ -186,7 +186,7 @@ class StepPart:
         return ()
 
     def end(self, steps: int) -> Sequence[Absence]:
-        """End the run after so many steps, without waiting; what ranks missed of it."""
+        """End the run after `steps`, without waiting; the absences of ranks."""
         del steps
         return ()
 
@@ -203,7 +203,7 @@ class StepPart:
         """Take over parameters that were read from a file, or that ranks begin with."""
 
     def position(self) -> Mapping[str, Any]:
-        """State of the next step beside tensors, as JSON by keys of its own."""
+        """State of the next step that is no tensor, as JSON by the keys of this part."""
         return {}
 
     def resume(self, position: Mapping[str, Any]) -> None:
@@ -218,15 +218,14 @@ class StepPart:
         return {}
 
     def proven(self) -> ShardsByKind:
-        """Values that a proof compares with those of the reference, by kind."""
+        """Values that a proof compares with the reference, by kind."""
         return {}
 
 
 class StepParts(StepPart):
-    """All parts of a rank as one: each method asks the parts in their order."""
+    """All parts of a rank: each method asks the parts in their order."""
 
     def __init__(self, parts: Sequence[StepPart]) -> None:
-        """Ask `parts`."""
         self._all = tuple(parts)
         self.num_told = sum(part.num_told for part in self._all)
         self.begins_together = all(part.begins_together for part in self._all)
@@ -333,13 +332,13 @@ class StepParts(StepPart):
 
 
 def step_parts(place: StepPlace, *own: StepPart) -> StepParts:
-    """Parts of a rank: the engine's `own`, then those of the modes of its plan."""
+    """Parts of a rank: the engine's `own`, then the parts of the modes of its plan."""
     built = [load_reference(record.part)(place) for record in STEP_PARTS.values() if record.part]
     return StepParts([*own, *(part for part in built if part is not None)])
 
 
 def _union(of_parts: Iterable[Mapping[str, V]]) -> dict[str, V]:
-    """Entries of all parts. No key may be in two of them: a checkpoint would lose one's values."""
+    """Entries of all parts. No key may be in two parts: a checkpoint would lose values."""
     union: dict[str, V] = {}
     for entries in of_parts:
         shared = sorted(union.keys() & entries.keys())

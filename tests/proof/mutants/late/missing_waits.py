@@ -12,9 +12,9 @@ from echelon.core.plan import Plan
 from echelon.parallel.context.ring import _RingKeys
 from echelon.parallel.data import GradientReduction, _PendingSum
 from echelon.parallel.expert.token_dispatcher import FlatTokenDispatcher, Transfer
-from echelon.parallel.offload.copy_streams import CompletedEvent
 from echelon.parallel.offload.copying_store import CopiedFetch, CopyingOffloadStore
 from echelon.parallel.offload.file_store import FileFetch
+from echelon.parallel.offload.host_memory import CompletedEvent
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.recompute import OffloadedActivation
 from echelon.parallel.storage.buckets import Bucket

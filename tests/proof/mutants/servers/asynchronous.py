@@ -11,7 +11,7 @@ import pytest
 
 from echelon.core.choices.updates import Updates
 from echelon.core.plan import Plan
-from echelon.parallel.servers.worker import Reply, WorkerMessages
+from echelon.parallel.servers import Reply, WorkerMessages
 from echelon.parallel.storage.buckets import Bucket
 from echelon.training.servers.asynchronous import AsynchronousServer, AsynchronousWorker
 from echelon.training.servers.served import Push, Served

@@ -9,8 +9,7 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.parallel.device_mesh import RankGroups
-from echelon.parallel.servers.server import PushedSums, SentParameters
-from echelon.parallel.servers.worker import PulledParameters
+from echelon.parallel.servers import PulledParameters, PushedSums, SentParameters
 from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Pending
 from echelon.training.optimizer import SliceOptimizer

@@ -169,7 +169,9 @@ def weights_guide() -> Lesson:
         ),
         source="the formula of an MLP's weights that echelon explain memory prints",
         controls=(_CONTROL,),
-        scenes=tuple(_weights_scene(int(one["ranks"])) for one in choices((_CONTROL,))),
+        scenes=tuple(
+            Scene(frames=(_matrix(), _columns(), _shared(ranks))) for ranks in WEIGHTS_RANKS
+        ),
         corrections=corrections("llm-training-25", "llm-training-26", "llm-training-27"),
         commands=("echelon explain memory llama2-7b --dp 4",),
     )
@@ -181,20 +183,9 @@ def columns_of_rank(ranks: int) -> int:
     return up.local_numel(ranks) // HIDDEN
 
 
-def _weights_scene(ranks: int) -> Scene:
-    return Scene(frames=(_matrix(), _columns(), _shared(ranks)))
-
-
 def _matrix() -> Frame:
     values = mlp_weights(HIDDEN, INNER, matrices=1)
-    tile = Tile(
-        id="W",
-        label=f"W: {HIDDEN:,} x {INNER:,}",
-        words="the whole matrix",
-        kind=0,
-        rows=4,
-        columns=NEURONS,
-    )
+    tile = Tile("W", f"W: {HIDDEN:,} x {INNER:,}", "the whole matrix", 0, rows=4, columns=NEURONS)
     return Frame(
         caption=f"One layer from {HIDDEN:,} inputs to {INNER:,} neurons is one matrix of numbers.",
         figures=(

@@ -116,7 +116,8 @@ def _scene(layer: ColumnLayer) -> Scene:
                 facts=(weights_fact(0, numel(layer.weight)), nothing_sent()),
             ),
             Frame(
-                caption=f"Step 2: W is cut by columns. Rank i gets W{_sub(layer)}, {shapes[1]}.",
+                caption=f"Step 2: W is cut by columns. Rank i gets W0 to W{n - 1} by its "
+                f"number, {shapes[1]}.",
                 figures=(_figure(layer, (), has=("x", "w")),),
                 facts=(held, nothing_sent()),
             ),
@@ -152,10 +153,6 @@ def _scene(layer: ColumnLayer) -> Scene:
             ),
         )
     )
-
-
-def _sub(layer: ColumnLayer) -> str:
-    return f"0 to W{layer.degree - 1} by its number"
 
 
 def _weight_whole(layer: ColumnLayer) -> tuple[Place, ...]:

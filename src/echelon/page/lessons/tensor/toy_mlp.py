@@ -87,11 +87,6 @@ def weights_held(specs: tuple[ParameterSpec, ...], degree: int) -> int:
     return sum(spec.local_numel(degree) for spec in specs)
 
 
-def multiplications(specs: tuple[ParameterSpec, ...], degree: int, tokens: int = 1) -> int:
-    """Return how often a rank multiplies two numbers for so many tokens: once a weight."""
-    return tokens * weights_held(specs, degree)
-
-
 def _scene(mlp: Mlp, shown: str) -> Scene:
     cut, specs = mlp.columns_then_rows(DEGREE), mlp_weights(HIDDEN, INNER)
     alone, held = weights_held(specs, 1), weights_held(specs, DEGREE)
@@ -132,6 +127,7 @@ def _table(mlp: Mlp, specs: tuple[ParameterSpec, ...]) -> DataTable:
         ("weights of W1 on a rank", *_both(specs[:1])),
         ("weights of W2 on a rank", *_both(specs[1:])),
         ("bytes of weights on a rank, bf16", *_bytes(specs)),
+        # A token is multiplied by each weight once.
         ("multiplications on a rank, a token", *_both(specs)),
         ("all-reduces, forward", "0", "1"),
         ("a rank sends, forward", decimal_bytes(0), sent),
@@ -140,7 +136,7 @@ def _table(mlp: Mlp, specs: tuple[ParameterSpec, ...]) -> DataTable:
 
 
 def _both(specs: tuple[ParameterSpec, ...]) -> tuple[str, str]:
-    return str(multiplications(specs, 1)), str(multiplications(specs, DEGREE))
+    return str(weights_held(specs, 1)), str(weights_held(specs, DEGREE))
 
 
 def _bytes(specs: tuple[ParameterSpec, ...]) -> tuple[str, str]:

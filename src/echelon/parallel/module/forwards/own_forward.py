@@ -20,7 +20,6 @@ class OwnForward:
     """The forward of one module; copies and pickles of the module have that of their class."""
 
     def __init__(self, module: nn.Module) -> None:
-        """Compute what `module` gives."""
         self.module: Any = module
 
     def of_class(self, *args: Any, **kwargs: Any) -> Any:

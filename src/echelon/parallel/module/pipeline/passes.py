@@ -149,10 +149,6 @@ class StageGathering(ModuleParameterGathering):
             if stage in bucket.plan.stages:
                 self._free(bucket)
 
-    def await_updates(self) -> None:
-        """Return when what is kept whole has the values of the last update."""
-        self.settle()
-
 
 class StageHooks(ModuleHooks):
     """Stand where hooks of units would: a schedule says what is used when."""
@@ -174,7 +170,6 @@ class ActionWatch:
         gathering: StageGathering,
         store: StageGradientStore,
     ) -> None:
-        """Watch the actions of `stages`."""
         self._stages, self._gathering, self._store = stages, gathering, store
 
     def action_began(self, action: Action, state: StepState) -> None:

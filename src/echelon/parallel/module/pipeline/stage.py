@@ -53,7 +53,6 @@ class StageEnds(Exception):
     """End a forward with the stream that goes to the next stage."""
 
     def __init__(self, x: torch.Tensor) -> None:
-        """Carry the stream."""
         super().__init__()
         self.x = x
 
@@ -124,7 +123,6 @@ class ModuleStage:
     def __init__(
         self, model: nn.Module, chain: BlockChain, loss: ModuleLoss, window: Window
     ) -> None:
-        """Run the blocks of `window`."""
         self._model, self._chain, self.loss, self.window = model, chain, loss, window
         self.first, self.last = window.first, window.last
         self.attention: Callable[[Window], AbstractContextManager[None]] = lambda _: nullcontext()

@@ -80,7 +80,6 @@ class TensorLink:
     """
 
     def __init__(self, group: Group) -> None:
-        """Move over `group`."""
         self.group = group
         self.sends = self.watches = True
         self.rows: int | None = None

@@ -189,7 +189,7 @@ def _limited_to_replicas(
 
 
 def explain_loss(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
-    """Return what is wrong with the loss of the whole batch; of a plan its microbatches are right.
+    """Explain a wrong loss of the whole batch; in a plan its microbatches are right.
 
     Ranks of a program may each tell the loss of their own rows.
     """

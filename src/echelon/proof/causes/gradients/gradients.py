@@ -59,7 +59,7 @@ from echelon.proof.ranks import ObservedShard
 
 
 def explain_gradient(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
-    """Return what is wrong with a gradient, and the ranks that hold it wrong."""
+    """Explain a wrong gradient of any program, and name the ranks that hold it wrong."""
     step, name = evidence.steps[failure.step], failure.subject
     right = evidence.wanted_gradient(step.step, name)
     share = evidence.tolerance.allowed(GRADIENTS, step.step, name)

@@ -39,12 +39,12 @@ class WrongGradient:
 
     @property
     def right(self) -> torch.Tensor:
-        """Return the gradient of one device, where it is read: clipped or not."""
+        """The gradient of one device, clipped if the ranks' gradients were read clipped."""
         return self.evidence.wanted_gradient(self.step.step, self.name)
 
     @property
     def fits(self) -> float:
-        """Return the residual below which an explanation fits."""
+        """Residual below which an explanation fits."""
         return self.evidence.explained
 
 

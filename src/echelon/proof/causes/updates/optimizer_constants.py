@@ -175,7 +175,7 @@ def other_count(
 
 
 def explain_optimizer_state(evidence: CapturedEvidence, failure: Check) -> ProofFinding:
-    """Return what is wrong with what the optimizer keeps of a parameter."""
+    """Explain wrong optimizer state of a program."""
     step, name, key = evidence.steps[failure.step], failure.subject, failure.detail
     right = step.state[key][name].double().reshape(-1)
     limit = failure.allowed * float(right.norm()) / 2

@@ -53,7 +53,7 @@ _OF_SLICES = ("none", "stale", "another's state")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongUpdate:
-    """Hold one wrong update of any program: where it is wrong, and what was added there."""
+    """Hold one wrong update of any program: its wrong elements, and the values added to them."""
 
     evidence: JudgedEvidence
     step: ReferenceStep
@@ -109,7 +109,7 @@ class WrongUpdateOfPlan(WrongUpdate):
 
 
 def explain_update(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
-    """Return what is wrong with what the optimizer added to a tensor, its gradient being right."""
+    """Explain a wrong update of any program, its gradient being right."""
     if isinstance(evidence, CapturedEvidence):
         return _update_of_program(evidence, failure)
     oracle, name = evidence.steps[failure.step], failure.subject
@@ -191,8 +191,7 @@ def _findings(wrong: WrongUpdate) -> Iterator[ProofFinding]:
         yield from _repeated(wrong)
     yield from _rate_and_decay(wrong)
     if isinstance(wrong, WrongUpdateOfPlan):
-        # In a first update an epsilon and a scale of the gradient are the same: a named scale is
-        # told.
+        # An epsilon and a scale of the gradient look alike in a first update: a named scale first.
         yield from _clip(wrong)
         yield from explain_constants(wrong.replayed(wrong.name, wrong.where))
         yield from _scaled_gradient(wrong)

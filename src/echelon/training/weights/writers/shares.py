@@ -43,7 +43,6 @@ class TensorRoom:
     """
 
     def __init__(self, num_bytes: int, begin: Callable[[], None] = _nothing) -> None:
-        """Begin with nothing held."""
         self._size, self._held, self._begin = num_bytes, 0, begin
         self._changed = Condition()
 

@@ -205,7 +205,6 @@ class WritersExchange:
     """
 
     def __init__(self, context: RankContext) -> None:
-        """Begin with nothing told."""
         self.index, self.size = context.rank, context.world_size
         self._context, self._turns = context, count()
 

@@ -9,7 +9,8 @@ from echelon.core.rulebook import prove as rules
 from echelon.core.rules import Rule
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.claims import ClaimResult
-from echelon.proof.verdict import Proof, ProofPass, StrategyDeviation, all_hold, deviation_of
+from echelon.proof.deviations import StrategyDeviation, all_hold, deviation_of
+from echelon.proof.verdict import Proof, ProofPass
 
 
 def _claim(rule: Rule, error: float, *, worst: str) -> ClaimResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.config.load import load_job
-from echelon.proof.verdict import reduction_order
+from echelon.proof.deviations import reduction_order
 
 ONE_MICROBATCH = ("batch.global_sequences=8", "batch.microbatch_sequences=8")
 

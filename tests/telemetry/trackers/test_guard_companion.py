@@ -8,7 +8,7 @@ import pytest
 
 from echelon.core.choices.trackers import TRACKERS
 from echelon.launch.environment import VARIABLES
-from echelon.telemetry.trackers import guard as companion
+from echelon.telemetry.trackers import guard
 from echelon.telemetry.trackers.guard import Companion, tracker_environment
 
 LISTENS = "import sys\nsys.stdin.read()\nprint('heard')\nsys.exit(len(sys.argv) - 1)\n"
@@ -32,7 +32,7 @@ def test_it_hears_the_end(
 
 
 def test_one_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(companion, "_KILLED_AFTER_S", 0.0)
+    monkeypatch.setattr(guard, "_KILLED_AFTER_S", 0.0)
     beside = Companion(_module(tmp_path, DEAF, monkeypatch), [], tmp_path / "log")
     assert not beside.end(0.2)
 

@@ -9,8 +9,8 @@ import torch
 
 from echelon.core.disk import PAGE_BYTES
 from echelon.core.errors import EnvironmentProblem
-from echelon.parallel.offload import buffers
-from echelon.parallel.offload.buffers import BoundedBuffers, device_memory, plain_memory
+from echelon.parallel.offload import host_memory as buffers
+from echelon.parallel.offload.host_memory import BoundedBuffers, device_memory, plain_memory
 
 
 @pytest.mark.parametrize("size", [1, PAGE_BYTES, PAGE_BYTES + 1])

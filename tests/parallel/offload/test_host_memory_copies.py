@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from echelon.parallel.offload.copy_streams import CompletedEvent, CopyStreams, make_copy_streams
+from echelon.parallel.offload.host_memory import CompletedEvent, CopyStreams, make_copy_streams
 
 CPU = torch.device("cpu")
 
