@@ -241,7 +241,6 @@ class LatePending(Pending):
         return self._real.done() and self._flight.random.random() < 1 / 2
 
     def wait(self) -> None:
-        """Return when the result is there; a second call returns at once."""
         self._flight.land(self._operation)
 
 
@@ -264,7 +263,6 @@ class LateGroup(Group):
     def all_reduce(
         self, tensor: torch.Tensor, *, name: str, async_op: bool = False, op: ReduceOp = "sum"
     ) -> Pending:
-        """Sum `tensor` over the group, or find the largest of each element, in place."""
         if self.size == 1:
             return Pending()
         require_contiguous(name, tensor)
@@ -275,7 +273,6 @@ class LateGroup(Group):
     def all_gather(
         self, whole: torch.Tensor, shard: torch.Tensor, *, name: str, async_op: bool = False
     ) -> Pending:
-        """Fill `whole` [n * piece, ...] with the pieces of all ranks, in group order."""
         if self.size == 1:
             return super().all_gather(whole, shard, name=name, async_op=async_op)
         require_contiguous(name, whole, shard)
@@ -286,7 +283,6 @@ class LateGroup(Group):
     def reduce_scatter(
         self, shard: torch.Tensor, whole: torch.Tensor, *, name: str, async_op: bool = False
     ) -> Pending:
-        """Fill `shard` with this rank's part of the sum of `whole` over the group."""
         if self.size == 1:
             return super().reduce_scatter(shard, whole, name=name, async_op=async_op)
         require_contiguous(name, whole, shard)
@@ -311,7 +307,6 @@ class LateGroup(Group):
     def exchange(
         self, sends: Mapping[int, torch.Tensor], receives: Mapping[int, torch.Tensor], *, name: str
     ) -> Pending:
-        """Start to send and receive flat tensors of any sizes, by the place of the other member."""
         if self.size == 1:
             return Pending()
         require_contiguous(name, *sends.values(), *receives.values())
@@ -323,14 +318,12 @@ class LateGroup(Group):
         return self._late("exchange", name, real, reads, writes, True)
 
     def send(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
-        """Send `tensor` to member `index` of the group; it must live until `wait`."""
         require_contiguous(name, tensor)
         private = private_copy(tensor)
         real = super().send(private, index, name=name, tag=tag)
         return self._late("send", name, real, [(tensor, private)], [], True)
 
     def receive(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
-        """Receive into `tensor` from member `index` of the group."""
         require_contiguous(name, tensor)
         private = torch.empty_like(tensor)
         real = super().receive(private, index, name=name, tag=tag)
