@@ -3,12 +3,10 @@
 `python -m bench --list` shows all of them. A bench that is one file stands here; a subject of
 several files is a room, whose `__main__` is its command.
 
-    harness/         modes, cases, hosts and ranks that take turns, tables and verdicts
-    context/         attention over long sequences      moe/       a block of experts
-    pipeline/        schedules and their simulation     zero/      every ZeRO stage
-    accuracy/        predictions beside published runs, and the fits of constants
-    planner_regret/  predictions beside steps here      planner_speed/    how fast a search is
-    faults/          kills at random moments            gpu/       everything for one CUDA GPU
-    peers/           one file per peer                  prove_peers/      torch under our proof
-    data/            published runs                     results/          pages with dates
+    harness/    modes, cases, hosts and ranks that take turns, tables and verdicts
+    context/    attention over long sequences          pipeline/   schedules and their simulation
+    accuracy/   predictions beside published runs, and the fits of constants
+    faults/     kills at random moments                gpu/        everything for one CUDA GPU
+    peers/      one file per peer                      data/       published runs
+    results/    pages with dates
 """

@@ -24,37 +24,24 @@ BENCHES = {
     "train": Bench(
         answers="steps against peers on this machine: seconds, CPU, bytes, memory", takes="30 min"
     ),
-    "zero": Bench(answers="every ZeRO stage against peers, on two and four ranks", takes="1 h"),
+    "before": Bench(answers="this tree against a checkout of an earlier commit", takes="20 min"),
+    "operators": Bench(
+        answers="where the CPU seconds of a step go, framework by framework", takes="5 min"
+    ),
     "pipeline": Bench(
         answers="schedules against the simulator, torch's same schedule, the fastest 1F1B",
         takes="1 h a part",
     ),
-    "pipeline.automatic": Bench(
-        answers="searched schedules against every fixed one, simulated", takes="minutes"
-    ),
     "context": Bench(answers="attention of long sequences, every kind against peers", takes="1 h"),
-    "moe": Bench(
-        answers="a block of experts against that of transformers; ways of tokens", takes="30 min"
-    ),
     "generation": Bench(
         answers="greedy generation against transformers, the same tokens", takes="10 min"
     ),
     "scaling": Bench(answers="strong and weak scaling over data ranks", takes="15 min"),
     "threads": Bench(answers="replicas on threads against ranks", takes="15 min"),
-    "before": Bench(answers="this tree against a checkout of an earlier commit", takes="20 min"),
-    "operators": Bench(
-        answers="where the CPU seconds of a step go, framework by framework", takes="5 min"
-    ),
     "cluster": Bench(
         answers="steps across two hosts joined by slow links, against peers",
         takes="30 min",
         root=True,
-    ),
-    "tensor_overlap": Bench(
-        answers="tensor ranks in chunks against gathers at once", takes="10 min", root=True
-    ),
-    "local_sgd": Bench(
-        answers="islands over 20 Mbit/s against torch's averaging", takes="15 min", root=True
     ),
     "wire": Bench(
         answers="bytes on the wire against the bytes that Echelon records",
@@ -79,18 +66,16 @@ BENCHES = {
         answers="predicted against measured steps here; the first plan beside the fastest",
         takes="1 h",
     ),
-    "planner_speed": Bench(
-        answers="plans per CPU second, against calculon where it is importable", takes="5 min"
+    "planner_speed": Bench(answers="plans per CPU second; seconds of an answer", takes="5 min"),
+    "weights": Bench(
+        answers="memory of weights that leave and come in, way by way",
+        takes="15 min",
+        module="tests.training.weights.memory",
     ),
-    "interop.memory": Bench(
-        answers="memory of weights that leave and come in, way by way", takes="15 min"
-    ),
-    "trackers": Bench(answers="seconds of a step with and without mirrors", takes="5 min"),
-    "prove_peers": Bench(answers="torch's compositions under our claims", takes="15 min"),
     "spmd_types": Bench(
         answers="a tensor-parallel pair, right and wrong, under torch's types of shards",
         takes="1 min",
-        module="bench.spmd_types_check",
+        module="tests.examples.spmd_types_check",
     ),
     "faults": Bench(answers="kill -9 and SIGSTOP at random moments: how runs end", takes="20 min"),
     "faults.saves": Bench(

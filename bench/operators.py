@@ -1,4 +1,4 @@
-"""Show where the CPU seconds of a step go, side by side: `python -m bench.operators --modes tp2`.
+"""Show where the CPU seconds of a step go, side by side: `python -m bench operators --modes tp2`.
 
 Rank 0 of Echelon and of each peer under torch's profiler; the profiler itself costs time, so read
 proportions and differences, not totals.
@@ -9,19 +9,18 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench.harness.interleave import add_options, contest, end_cleanly, on_one_host, read_options
+from bench.harness.interleave import add_options, contest, read_options
 
 
 def main() -> int:
     """Profile the chosen modes and print one table per case."""
-    parser = argparse.ArgumentParser(prog="python -m bench.operators", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench operators", description=__doc__)
     add_options(parser, steps=2)
     parser.add_argument("--top", type=int, default=20, help="operators to show (20)")
     arguments = parser.parse_args()
     options = read_options(arguments)
-    end_cleanly()
     for mode in options.modes:
-        with contest(options.cases(mode), options, on_one_host) as entered:
+        with contest(options.cases(mode), logs=options.logs, size=options.size) as entered:
             for label, (group, _) in entered.groups.items():
                 operators = group.profile(steps=options.steps)
                 total = sum(seconds for _, _, seconds in operators)

@@ -23,7 +23,7 @@ if not __package__:
     # Run as a file: modules are found from the repository's root, not from this folder.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from bench.accuracy.left_out import LEAVE_OUT
+from bench.accuracy.groups import LEAVE_OUT
 from bench.accuracy.memory_bands import with_memory_bands
 from bench.accuracy.predict import Case, Predict, Prediction, predict
 from bench.accuracy.published.rows import read_rows

@@ -1,4 +1,4 @@
-"""Compare the bytes that cross the wire with those that Echelon records: `python -m bench.wire`.
+"""Compare the bytes that cross the wire with those that Echelon records: `python -m bench wire`.
 
 Each mode runs in a network namespace of its own, where the kernel counts every byte sent, headers
 and acknowledgements included. Exit 1 where they are more than 1.03 times the recorded ones.
@@ -12,24 +12,21 @@ import tempfile
 from pathlib import Path
 
 from bench.harness.catalogue import chosen_modes, ours
-from bench.harness.hosts import can_make_namespaces, one_host
+from bench.harness.hosts import one_host, require_root
 from bench.harness.interleave import end_cleanly
 from bench.harness.ranks import CaseFailed, RankGroup
+from bench.harness.report import WIRE_TARGET, met_word
 from bench.harness.spec import CONTEXT_MODES, MODES, SIZES, ZERO_MODES, Mode, Size
-
-WIRE_TARGET = 1.03
 
 
 def main() -> int:
     """Measure the chosen modes and print one line for each."""
-    parser = argparse.ArgumentParser(prog="python -m bench.wire", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench wire", description=__doc__)
     parser.add_argument("--modes", default=",".join([*MODES, *ZERO_MODES, *CONTEXT_MODES]))
     parser.add_argument("--size", choices=SIZES, default="quick")
     parser.add_argument("--steps", type=int, default=2)
     arguments = parser.parse_args()
-    if not can_make_namespaces():
-        print("error: a private byte counter needs root and `ip` (Linux)", file=sys.stderr)
-        return 3
+    require_root("private counters of bytes")
     end_cleanly()
     worst = 0.0
     try:
@@ -46,8 +43,9 @@ def main() -> int:
         worst = max(worst, ratio)
         by_axis = ", ".join(f"{axis} {count}" for axis, count in recorded.items())
         print(f"{mode.name}: {wire} bytes on the wire, recorded {by_axis} = {ratio:.4f}x")
-    print(f"worst {worst:.4f}x, target <= {WIRE_TARGET:.2f}x")
-    return 1 if worst > WIRE_TARGET else 0
+    met = worst <= WIRE_TARGET
+    print(f"worst {worst:.4f}x, target <= {WIRE_TARGET:.2f}x: {met_word(met)}")
+    return int(not met)
 
 
 def wire_bytes(mode: Mode, size: Size, *, steps: int) -> tuple[int, dict[str, int]]:

@@ -13,7 +13,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from echelon.config.rules.plan import plan_problems
+from echelon.config.rules.finders import plan_problems
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, ContextKindRecord
 from echelon.core.choices.optimizers import OPTIMIZERS, OptimizerRecord
 from echelon.core.choices.step_parts import STEP_PARTS, StepPartRecord

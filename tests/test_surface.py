@@ -53,10 +53,10 @@ import echelon as ec
 from echelon.api.calibrating.machine import MachineCalibration
 from echelon.api.calibrating.merge import MergedCalibration
 from echelon.api.calibrating.run import RunCalibration
-from echelon.api.converting import ExportedRun
-from echelon.api.converting import ImportedRun
+from echelon.interop.export import ExportedRun
+from echelon.interop.importer import ImportedRun
 from echelon.api.exporting import ExportedWeights
-from echelon.config.files.times_file import TimesFile
+from echelon.config.files.measurements import TimesFile
 from echelon.parallel.threads.module import ThreadedModule
 from echelon.planner.answer.answer import EstimatedPlan
 from echelon.planner.explain.compare import PlanComparison

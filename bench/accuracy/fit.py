@@ -15,6 +15,7 @@ one cluster does not drown a table of a paper.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,53 +26,34 @@ from typing import Any
 
 import numpy as np
 
-from bench.accuracy.groups import is_complete, publisher_of
-from bench.accuracy.left_out import LEAVE_OUT, predict_left_out
+import echelon
+from bench.accuracy.groups import LEAVE_OUT, is_complete, publisher_of
 from bench.accuracy.predict import Adjust, Case, Prediction, cases_of, predict_cases, work_of
-from bench.accuracy.priors import DEVICES, NEVER, priors
+from bench.accuracy.published.known_models import data_tables
 from bench.accuracy.published.rows import Row, read_rows
 from bench.accuracy.report import summary_text
-from bench.accuracy.written import write_constants
+from echelon.core.cluster import Efficiency
 from echelon.cost.fit.solver import Constant, ConstantValues, Groups, fit
-from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.cost_inputs import CostInputs, TrainerConstants
 from echelon.cost.seconds.step import step_seconds
+from echelon.cost.seconds.trainers import COMPILED, UNFITTED_FRAMEWORKS
 from echelon.planner.predict.bands import device_family
 from echelon.planner.predict.residuals import UNKNOWN
 
-# Names of fields, how low and how high they can be, and how sure a value of the catalogue is (the
-# standard deviation of its logarithm).
+TABLES = data_tables("priors.toml")
 DEVICE: Mapping[str, tuple[float, float, float]] = {
-    "matmul": (0.4, 0.97, 0.1),
-    "half_depth": (5.0, 600.0, 0.5),
-    "memory": (0.7, 0.95, 0.08),
-    "attention": (0.15, 0.85, 0.12),
-    "attention_backward": (0.12, 0.8, 0.12),
-    "aligned": (0.7, 1.0, 0.04),
-    "half_reach": (20.0, 3000.0, 0.5),
-    "launch_s": (4e-7, 4e-6, 0.7),
+    name: tuple(ends) for name, ends in TABLES["limits"]["device"].items()
 }
 TRAINER: Mapping[str, tuple[float, float, float]] = {
-    "pace": (0.7, 2.0, 0.15),
-    "fused_share": (0.3, 1.8, 0.2),
-    "score_bytes": (6.0, 40.0, 0.3),
-    "width_bytes": (15.0, 160.0, 0.4),
-    "inner_bytes": (4.0, 30.0, 0.4),
-    "host_s": (1e-6, 4e-5, 0.5),
-    "hook_s": (1e-5, 2e-2, 1.0),
-    "fp8_bytes": (2.0, 40.0, 0.5),
-    "mixture_s": (1e-5, 4e-3, 0.7),
-    "logit_bytes": (8.0, 80.0, 0.4),
-    "reduce_overlap": (0.01, 0.99, 0.5),
-    "reduce_share": (0.2, 1.0, 0.3),
-    "gather_overlap": (0.1, 1.0, 0.3),
-    "gather_share": (0.03, 1.0, 0.3),
-    "tensor_overlap": (0.01, 0.95, 0.7),
-    "expert_overlap": (0.01, 0.9, 0.7),
-    "pipeline_overlap": (0.01, 0.95, 1.0),
-    "interference": (0.001, 0.5, 0.7),
-    "step_s": (0.001, 0.05, 0.7),
-    "spread": (0.001, 0.02, 0.5),
+    name: tuple(ends) for name, ends in TABLES["limits"]["trainer"].items()
 }
+"""Fields that are fitted: how low and how high they can be, and how sure their priors are (the
+standard deviation of a logarithm)."""
+DEVICES: Mapping[str, Efficiency] = {
+    key: Efficiency(**{name: value for name, value in known.items() if name != "presets"})
+    for key, known in TABLES["device"].items()
+}
+"""What is known of a generation of devices; of one that is not here its catalogue's values are."""
 NOBODY = "generic"
 """What is no generation, but any trainer that is not known: nothing is fitted to its runs but how
 much slower than its kin it is, as trainers are that nobody tuned for a table."""
@@ -82,19 +64,7 @@ OF_FAMILY, OF_TRAINER = 1.0, 0.8
 """Deviations of a family of trainers from all of them, and of a trainer from its family, over that
 of a constant of TRAINER."""
 PARENTS: Mapping[str, str] = {
-    "megatron": "family megatron",
-    "megatron-core": "trainer megatron",
-    "megatron-core-2025": "trainer megatron-core",
-    "megatron-core-2026": "trainer megatron-core-2025",
-    "fsdp": "family torch",
-    "fsdp-compiled": "trainer fsdp",
-    "fsdp2": "trainer fsdp",
-    "fsdp2-compiled": "trainer fsdp2",
-    "megatron-deepspeed": "family torch",
-    "deepspeed": "family torch",
-    "deepspeed-2022": "trainer deepspeed",
-    "internevo": "family torch",
-    "jax": "family jax",
+    key: known["parent"] for key, known in TABLES["trainer"].items() if key != NOBODY
 }
 """What each generation of trainers comes of: an earlier one, or a family of them."""
 FAMILIES = ("jax", "megatron", "torch")
@@ -109,6 +79,23 @@ FAR = 1.5
 ALONE, SHARED = 0.07, 0.06
 """Deviations of logarithms of seconds: of a row by itself, and what rows of a publisher by one
 trainer share."""
+PACKAGE = Path(echelon.__file__).parent
+TRAINERS = PACKAGE / "cost" / "seconds" / "fitted_trainers.toml"
+PRESETS = PACKAGE / "config" / "presets" / "clusters"
+UNNAMED: Mapping[str, tuple[str, ...]] = {
+    "family torch": ("generic", "echelon"),
+    "trainer generic": ("generic", "echelon"),
+}
+"""Trainers of which nobody published a run: they have the mean of their kin, and what is known of
+trainers that have no name."""
+HEAD = """# Constants of generations of trainers, fitted to published runs.
+#
+# Written by `python -m bench.accuracy.fit FILE.csv --write`; what each is, `TrainerConstants` in
+# inputs.py says. A generation's constants that no run tells are what bench/data/priors.toml
+# takes them to be.
+"""
+Refit = Callable[[Sequence[Case]], Adjust]
+"""Fits constants to cases; what it returns puts these constants in the place of any cases' own."""
 
 
 class Fitting:
@@ -289,7 +276,7 @@ def _constants_of_trainers(name: str, limits: tuple[float, float, float]) -> Ite
         yield replace(one, parent=f"family all {name}")
     for key, parent in PARENTS.items():
         value = float(getattr(known[key], name))
-        never = name in NEVER.get(key, frozenset())
+        never = name in TABLES["trainer"][key].get("never", ())
         ends = (value, value) if never else (low, high)
         one = _constant(f"trainer {key} {name}", value, (*ends, OWN.get(name, OF_TRAINER * sure)))
         yield replace(one, parent=f"{parent} {name}")
@@ -298,6 +285,74 @@ def _constants_of_trainers(name: str, limits: tuple[float, float, float]) -> Ite
 def _constant(name: str, value: float, limits: tuple[float, float, float]) -> Constant:
     low, high, width = limits
     return Constant(name=name, low=low, high=high, prior=min(max(value, low), high), width=width)
+
+
+def priors() -> dict[str, TrainerConstants]:
+    """Every generation of trainers as it is known before a fit: facts, and the middle of all."""
+    found: dict[str, TrainerConstants] = {}
+    for key, facts in UNFITTED_FRAMEWORKS.items():
+        known = COMPILED if key == "jax" else TABLES["trainer"].get(key, {})
+        told = {name: value for name, value in known.items() if name in TRAINER}
+        found[key] = replace(facts, **(TABLES["trainer"][NOBODY] | told))
+    return found
+
+
+def write_constants(values: ConstantValues) -> None:
+    """Write the constants that a fit found, to three digits."""
+    trainers: dict[str, dict[str, float]] = {}
+    devices: dict[str, dict[str, float]] = {}
+    for name, value in values.items():
+        kind, key, field = name.split(" ")
+        for each in UNNAMED.get(f"{kind} {key}", () if kind == "family" else (key,)):
+            into = devices if kind == "device" else trainers
+            into.setdefault(each, {})[field] = float(f"{value:.3g}")
+    if trainers:
+        rows = "".join(_trainer(key, trainers[key]) for key in sorted(trainers))
+        TRAINERS.write_text(HEAD + rows, encoding="utf-8")
+    for key, found in devices.items():
+        for stem in TABLES["device"][key]["presets"]:
+            _put(preset_file(PRESETS, stem), found)
+
+
+def preset_file(folder: Path, stem: str) -> Path:
+    """Return the file of a preset, in whichever folder of a family it stands."""
+    (path,) = folder.rglob(f"{stem}.toml")
+    return path
+
+
+def _trainer(key: str, found: Mapping[str, float]) -> str:
+    return f"\n[{key}]\n" + "".join(f"{field} = {value!r}\n" for field, value in found.items())
+
+
+def _put(path: Path, found: Mapping[str, float]) -> None:
+    """Replace values of [device.efficiency]; what is not there yet comes at its end."""
+    before, mark, after = path.read_text(encoding="utf-8").partition("[device.efficiency]\n")
+    table, gap, rest = after.partition("\n\n")
+    for field, value in found.items():
+        line = f"{field} = {value:g}"
+        table, changed = re.subn(rf"^{field} = .*$", line, table, flags=re.MULTILINE)
+        if not changed:
+            table += f"\n{line}"
+    path.write_text(before + mark + table + gap + rest, encoding="utf-8")
+
+
+def predict_left_out(
+    cases: Sequence[Case], refit: Refit, by: Callable[[Row], str]
+) -> list[Prediction]:
+    """Return a prediction for each case, in order, by constants fitted to all other groups."""
+    groups = dict.fromkeys(by(case.row) for case in cases)
+    found: dict[int, Prediction] = {}
+    for group in groups:
+        inside = [index for index, case in enumerate(cases) if by(case.row) == group]
+        outside = [
+            case
+            for case in cases
+            if by(case.row) != group and is_complete(case.row) and case.measured.step_s
+        ]
+        adjust = refit(outside)
+        predicted = predict_cases(adjust([cases[index] for index in inside]))
+        found |= dict(zip(inside, predicted, strict=True))
+    return [found[index] for index in range(len(cases))]
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 
 from bench.accuracy.published.rows import Row
 
@@ -48,3 +49,12 @@ def within(source: str, publisher: str) -> str:
     rest = re.sub(r"\s*@[0-9a-f]{6,40}|\s*\(arXiv[^)]*\)", "", rest).strip(" ,;")
     path, _, table = rest.partition(", ")
     return table or path.rpartition("/")[2] or source
+
+
+LEAVE_OUT: Mapping[str, Callable[[Row], str]] = {
+    "source": lambda row: row.word("source"),
+    "publisher": publisher_of,
+    "device": lambda row: row.word("gpu"),
+    "framework": lambda row: row.word("framework"),
+}
+"""What can be left out at once: a source (one table), all of a publisher, of a device, ..."""

@@ -15,8 +15,7 @@ from bench.accuracy.published.models import model_of
 from bench.accuracy.published.neighbours import with_neighbours
 from bench.accuracy.published.plans import Candidate, candidates_of, sequences_of
 from bench.accuracy.published.programs import Program, program_of, software_of
-from bench.accuracy.published.refusals import Refused
-from bench.accuracy.published.rows import Row
+from bench.accuracy.published.rows import Refused, Row
 from echelon.core.rulebook.config import OUT_OF_RANGE
 from echelon.cost.inputs.cost_inputs import CostInputs, TrainerConstants
 from echelon.cost.inputs.numbers import LayoutNumbers, MachineNumbers, ModelNumbers

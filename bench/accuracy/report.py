@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,9 +26,12 @@ from bench.accuracy.groups import (
     source_of,
     within,
 )
-from bench.accuracy.known_settings import known_rows
 from bench.accuracy.predict import OK, Prediction
+from bench.accuracy.published.memory_settings import is_pure, words_of
 from bench.accuracy.published.neighbours import OTHER_ROWS
+from bench.accuracy.published.rows import Row
+from bench.accuracy.published.trainer_defaults import default_of
+from echelon.cost.seconds.trainers import BY_NAME
 
 VERSION = 1
 COLUMNS = (
@@ -199,7 +203,7 @@ def _overruled_lines(predictions: Sequence[Prediction]) -> Iterator[str]:
 def _assumed_lines(predictions: Sequence[Prediction]) -> Iterator[str]:
     counts: Counter[str] = Counter()
     for one in predictions:
-        counts.update({note.field for note in one.row.assumed})
+        counts.update(dict.fromkeys(note.field for note in one.row.assumed).keys())
     if not counts:
         return
     line = "assumed where blank (rows; what and why of each: --json):"
@@ -255,3 +259,52 @@ def _row_json(one: Prediction) -> dict[str, object]:
             {"field": note.field, "value": note.value, "why": note.why} for note in one.row.assumed
         ],
     }
+
+
+DECIDE = frozenset(
+    {
+        *("tp", "pp", "cp", "dp", "ep", "vpp", "sp", "zero_stage", "micro_batch", "global_batch"),
+        *("recompute", "flash_attn", "mem_kind", "year", "n_gpus", "seq_len"),
+        *("layers", "hidden", "ffn_hidden", "heads", "kv_heads", "head_dim", "vocab", "gated_mlp"),
+        *("moe_topk", "moe_ffn", "shared_experts", "params_total", "params_active"),
+    }
+)
+"""Columns that decide memory."""
+CERTAIN = (OTHER_ROWS, "of the model by this name")
+"""Why a blank has a value that is as good as the row's own."""
+RECIPES = re.compile(r"nemo|bridge")
+"""Libraries whose recipes differ in dtypes and loss, so that a default tells nothing of a row."""
+BALANCED = re.compile(r"forced? balanced?|balanced by force")
+
+
+def all_settings_known(one: Prediction) -> bool:
+    """Return whether all is known that decides the memory of a row's run."""
+    case, row = one.case, one.row
+    if case is None or one.chosen is None or case.measured.memory_kind != "allocated":
+        return False
+    guessed = {note.field for note in row.assumed if note.why not in CERTAIN}
+    guessed |= {column for column, _ in one.chosen.chosen}
+    text = words_of(row)
+    if guessed & DECIDE or "inferred:" in text:
+        return False
+    if case.model.experts and not BALANCED.search(text):
+        return False
+    if "cuda graph" in text:
+        return False
+    return _dtypes_known(row, case.program.generation)
+
+
+def known_rows(predictions: Sequence[Prediction]) -> list[Prediction]:
+    """Return the predictions of rows of which all settings are known."""
+    return [one for one in predictions if all_settings_known(one)]
+
+
+def _dtypes_known(row: Row, generation: str) -> bool:
+    """Return whether a row's dtypes and loss are named, or its trainer has one way only."""
+    name = row.word("framework").lower()
+    if any(key in name for key in BY_NAME):
+        return True
+    usual = None if RECIPES.search(name) else default_of(row, generation)
+    gradients = row.word("gradient_dtype") or (usual.gradient_dtype if usual else "")
+    states = row.word("state_dtype") or is_pure(row) or (usual and not row.word("optimizer"))
+    return bool(gradients and states and (row.word("loss") or (usual and usual.loss)))

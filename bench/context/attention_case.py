@@ -1,30 +1,143 @@
-"""Attention of one block as a case: forward and backward at the positions of one rank.
+"""Attention of one block as a case: forward and backward at the positions of one rank, by any kind.
 
 The first step is never timed. It tells what memory the attention takes and how far its results lie
 from those of torch's fused attention over the whole sequence, which the case "whole" writes first.
 
-Shapes: S positions of the sequence, T here, B sequences, H heads, D head_dim.
+Shapes: S positions of the sequence, T here, B sequences, H query and K key/value heads, D head_dim.
 """
 
 from __future__ import annotations
 
+import gc
 import json
-import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.profiler import ProfilerActivity, profile
 
-from bench.context.kinds import EchelonKind, Span, kind_of
-from bench.context.resident_memory import allocated_peak, resident_growth
 from bench.context.spec import WHOLE, AttentionVariant
+from bench.harness.plans import bench_plan
+from bench.harness.rank import reset_peak, status_bytes
 from bench.harness.spec import Settings, StepFunction
-from bench.peers.plain_context import local
+from bench.peers.llama import join
+from bench.peers.plain_context import local, ring, ulysses
+from echelon.core.axis import Axis
+from echelon.core.event import EventList
+from echelon.models.batch import TokenBatch, positions_of
+from echelon.parallel.context import ContextAttention
+from echelon.parallel.device_mesh import rank_groups
+from echelon.parallel.storage.gradients import GradientStore, Reduction
+from echelon.parallel.transport.recorder import Recorder
 
+CPU = torch.device("cpu")
 WARM_LENGTH = 256
 _BLOCK = 256
 _NAMES = ("q", "k", "v", "dout")
 _RESULTS = ("out", "dq", "dk", "dv")
+
+
+class ContextKindHere(Protocol):
+    """Attend at the positions of this rank."""
+
+    heads_first: bool
+    """Whether tensors are [B, H, T, D], not [T, B, H, D]."""
+
+    def positions(self, length: int) -> torch.Tensor:
+        """Return which positions of a sequence are here, in order."""
+        ...
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, length: int
+    ) -> torch.Tensor:
+        """Return causal attention over all ranks, in the shape of q."""
+        ...
+
+
+class EchelonKind:
+    """Echelon's attention, as the engine runs it inside of a block."""
+
+    heads_first = False
+
+    def __init__(self, settings: Settings) -> None:
+        """Join the other ranks."""
+        rank, _ = join(settings)
+        self.plan = bench_plan(settings)
+        self.events = EventList()
+        groups = rank_groups(self.plan, Recorder(rank, self.events))
+        store = GradientStore(Reduction())
+        self._attention = ContextAttention(self.plan, groups.ring, groups.ulysses, store)
+        self._place = self.plan.mesh.coordinates(rank)[Axis.CP]
+
+    def positions(self, length: int) -> torch.Tensor:
+        """Return what the placement gives to this rank."""
+        return positions_of(replace(self.plan.placement, length=length).runs(self._place), CPU)
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, length: int
+    ) -> torch.Tensor:
+        """Return attention of q [T,B,H,D]."""
+        tokens = torch.zeros(q.shape[0] * q.shape[1], dtype=torch.int64)
+        batch = TokenBatch(
+            tokens_N=tokens,
+            labels_N=tokens,
+            sample_ids_B=torch.arange(q.shape[1]),
+            runs=replace(self.plan.placement, length=length).runs(self._place),
+            whole_length=length,
+        )
+        return self._attention.attend(q, k, v, self.plan.model, batch).view(q.shape)
+
+
+class PlainKind:
+    """A function of q, k and v over equal contiguous parts."""
+
+    heads_first = True
+
+    def __init__(self, settings: Settings, function: Callable[..., torch.Tensor]) -> None:
+        """Join the other ranks."""
+        self._rank, self._world = join(settings)
+        self._function = function
+
+    def positions(self, length: int) -> torch.Tensor:
+        """Return the part of this rank."""
+        size = length // self._world
+        return torch.arange(self._rank * size, (self._rank + 1) * size)
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, length: int
+    ) -> torch.Tensor:
+        """Return attention of q [B,H,T,D]."""
+        del length
+        return self._function(q, k, v)
+
+
+def _torch_ring(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Return what torch's `context_parallel` makes of SDPA whose inputs are split already."""
+    from torch.distributed.tensor.experimental import context_parallel
+
+    world = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (world,))
+    whole = torch.arange(q.shape[2] * world)  # it asks for something to split
+    with context_parallel(mesh, buffers=[whole], buffer_seq_dims=[0], no_restore_buffers={whole}):
+        grouped = q.shape[1] != k.shape[1]
+        # By its full name: what is put in the place of this function is all there is to it.
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=grouped
+        )
+
+
+_PLAIN: dict[str, Callable[..., torch.Tensor]] = {
+    "whole": local,
+    "plain-ulysses": ulysses,
+    "plain-ring": ring,
+    "plain-ring-blocking": partial(ring, blocking=True),
+    "torch": _torch_ring,
+}
 
 
 class AttentionStep:
@@ -34,26 +147,23 @@ class AttentionStep:
         """Make this rank's part of the inputs."""
         torch.set_num_threads(settings.threads)
         self.settings, self.variant = settings, AttentionVariant.parse(settings.variant)
-        self.kind = kind_of(settings, self.variant.kind)
+        plain = _PLAIN.get(self.variant.kind)
+        self.kind: ContextKindHere = (
+            EchelonKind(settings) if plain is None else PlainKind(settings, plain)
+        )
         self.length = settings.size.sequence
         self.positions = self.kind.positions(self.length)
         self.inputs = self._inputs(self.length, self.positions)
-        self.steps: list[Span] = []
 
     def __call__(self, number: int) -> None:
         """Take one step; the first is for facts."""
         if number == 0:
             self._tell_facts()
         else:
-            begin = time.perf_counter()
-            self.run()
-            self.steps.append((str(number), begin, time.perf_counter()))
-
-    def run(self) -> tuple[torch.Tensor, ...]:
-        """Return out, dq, dk and dv."""
-        return self._attend(self.inputs, self.length)
+            self._attend(self.inputs, self.length)
 
     def _attend(self, inputs: list[torch.Tensor], length: int) -> tuple[torch.Tensor, ...]:
+        """Return out, dq, dk and dv."""
         q, k, v, dout = inputs
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         out = self.kind.attend(leaves[0], leaves[1], leaves[2], length)
@@ -82,16 +192,19 @@ class AttentionStep:
         warm = self._inputs(WARM_LENGTH, self.kind.positions(WARM_LENGTH))
         self._attend(warm, WARM_LENGTH)  # connections, code and buffers that are made once
         results: list[torch.Tensor] = []
-        resident = resident_growth(lambda: results.extend(self.run()))
-        facts: dict[str, Any] = {"resident_bytes": resident}
+
+        def run() -> None:
+            results.extend(self._attend(self.inputs, self.length))
+
+        facts: dict[str, Any] = {"resident_bytes": resident_growth(run)}
         if self.variant.reference:
             if self.variant.kind == WHOLE:
                 self._write_reference()
             facts["errors"] = self._errors(results)
         results.clear()
-        facts["allocated_bytes"] = allocated_peak(lambda: results.extend(self.run()))
-        facts["position_bytes"] = sum(x.nbytes for x in self.inputs) // len(self.positions)
-        self._write("facts", facts)
+        facts["allocated_bytes"] = allocated_peak(run)
+        path = Path(self.variant.folder) / f"facts-{dist.get_rank()}.json"
+        path.write_text(json.dumps(facts))
 
     def _write_reference(self) -> None:
         """Write what the fused kernel makes of the whole sequence, in fp32 at least."""
@@ -126,27 +239,31 @@ class AttentionStep:
             errors[name] = furthest / largest
         return errors
 
-    def write_turn(self) -> None:
-        """Write what this rank did since the last reset, and when."""
-        turn: dict[str, Any] = {"steps": self.steps, "waits": [], "exchanges": [], "work": []}
-        if isinstance(self.kind, EchelonKind):
-            zero = self.kind.clock_zero
-            turn["waits"] = self.kind.waits.spans
-            for event in self.kind.events.events:
-                span = (event.name, event.start + zero, event.end + zero)
-                turn["work" if event.kind == "attend" else "exchanges"].append(span)
-        self._write("turn", turn)
 
-    def reset(self) -> None:
-        """Forget what was done so far."""
-        self.steps.clear()
-        if isinstance(self.kind, EchelonKind):
-            self.kind.waits.spans.clear()
-            self.kind.events.events.clear()
+def allocated_peak(run: Callable[[], None]) -> int:
+    """Return the most bytes that tensors made inside of `run` held at a time, on CPU."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    results: Any = profiler.profiler
+    changes = sorted(
+        (event.start_ns(), event.nbytes())
+        for event in results.kineto_results.events()
+        if event.name() == "[memory]"
+    )
+    held = peak = 0
+    for _, change in changes:
+        held += change
+        peak = max(peak, held)
+    return peak
 
-    def _write(self, name: str, value: dict[str, Any]) -> None:
-        rank = torch.distributed.get_rank()
-        (Path(self.variant.folder) / f"{name}-{rank}.json").write_text(json.dumps(value))
+
+def resident_growth(run: Callable[[], None]) -> int:
+    """Return how far the resident memory of this process rose above its start while `run` ran."""
+    gc.collect()
+    reset_peak()
+    before = status_bytes("VmRSS")
+    run()
+    return status_bytes("VmHWM") - before
 
 
 def build(settings: Settings) -> StepFunction:
@@ -155,9 +272,9 @@ def build(settings: Settings) -> StepFunction:
 
 
 def recorded_bytes(step: AttentionStep, *, reset: bool) -> dict[str, int]:
-    """Return the bytes that Echelon recorded since the last reset; without one, write the turn."""
-    if reset:
-        step.reset()
+    """Return the bytes that Echelon recorded since the last reset."""
+    if not isinstance(step.kind, EchelonKind):
         return {}
-    step.write_turn()
-    return step.kind.events.bytes_by_axis() if isinstance(step.kind, EchelonKind) else {}
+    if reset:
+        step.kind.events.events.clear()
+    return step.kind.events.bytes_by_axis()

@@ -1,4 +1,4 @@
-"""What the commands of `bench.context` run: attention of one block, by kind, over context ranks.
+"""What `python -m bench context` runs: attention of one block, by kind, over context ranks.
 
 Standard library only: the controller and the ranks import this.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -91,23 +91,6 @@ class AttentionVariant:
         return cls(**json.loads(text))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FitVariant:
-    """Say how far a rank may grow, and where it tells how it went; a `Case.variant`."""
-
-    limit_bytes: int
-    folder: str
-
-    def __str__(self) -> str:
-        """Return the variant as one line of JSON."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def parse(cls, text: str) -> FitVariant:
-        """Return the variant that `str` wrote."""
-        return cls(**json.loads(text))
-
-
 def label_of(kind: str, ranks: int) -> str:
     """Return how tables name a kind."""
     if kind == WHOLE:
@@ -156,18 +139,10 @@ def fits(kind: str, ranks: int, heads: Heads) -> bool:
 
 
 def chosen_kinds(names: str) -> tuple[str, ...]:
-    """Return the kinds of a comma-separated list; ValueError names an unknown one."""
-    return _chosen(names, (*OUR_KINDS, *PLAIN_KINDS), "kinds")
-
-
-def counts(text: str) -> tuple[int, ...]:
-    """Return the numbers of a comma-separated list."""
-    return tuple(int(part) for part in text.split(",") if part.strip())
-
-
-def _chosen(names: str, known: Sequence[str], what: str) -> tuple[str, ...]:
+    """The kinds of a comma-separated list; ValueError names an unknown one."""
+    known = (*OUR_KINDS, *PLAIN_KINDS)
     wanted = tuple(name.strip() for name in names.split(",") if name.strip())
     unknown = [name for name in wanted if name not in known]
     if unknown:
-        raise ValueError(f"unknown {what} {unknown}; known: {', '.join(known)}")
+        raise ValueError(f"unknown kinds {unknown}; known: {', '.join(known)}")
     return wanted

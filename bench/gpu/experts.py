@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,11 +21,13 @@ from typing import Any, cast
 import torch
 
 from bench.gpu.measure import profiled
-from bench.harness.spec import Size
-from bench.moe.case import BLOCK, moe_plan
-from bench.moe.spec import Variant, moe_case, parse_size
+from bench.gpu.pieces import timed
+from bench.harness.catalogue import ours
+from bench.harness.plans import bench_plan
+from bench.harness.spec import SINGLE, Size
 from echelon.core.choices.kernels import Kernels
 from echelon.core.event import NoEvents
+from echelon.core.model_shape import Experts
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan, Precision
 from echelon.models.batch import TokenBatch
@@ -48,6 +49,8 @@ LARGEST_ERROR = 2e-2
 TIES = 4
 """Tokens that may be off by more: two experts may be as good for them as float32 can tell."""
 
+BLOCK = "layers.0.mlp."
+SEQUENCES, TOP_K = 4, 2
 BF16 = Precision(parameters="bf16", gradients="bf16", reduction="bf16", master="fp32")
 
 
@@ -72,8 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = torch.device(options.device)
     wrong: list[str] = []
     for text in options.sizes.split(","):
-        variant = Variant(num_experts=options.experts)
-        made = dict(cases(parse_size(text), variant, device))
+        made = dict(cases(block_plan(text, options.experts), device))
         errors = errors_of({name: case.checked for name, case in made.items()})
         print("\n".join(table(text, made, errors, options, device)), flush=True)
         if options.profile:
@@ -92,12 +94,27 @@ class BlockCase:
     checked: Step
 
 
-def cases(size: Size, variant: Variant, device: torch.device) -> Iterator[tuple[str, BlockCase]]:
+def block_plan(text: str, num_experts: int) -> Plan:
+    """The plan of one block on one rank, of TOKENSxHIDDENxFFN; ValueError for another text."""
+    parts = [int(part) for part in text.split("x")]
+    if len(parts) != 3 or min(parts) < 1 or parts[0] % SEQUENCES or parts[1] % 8:
+        raise ValueError(
+            f"{text!r} is not TOKENSxHIDDENxFFN with {SEQUENCES} | TOKENS and 8 | HIDDEN"
+        )
+    tokens, hidden, ffn = parts
+    rest = {"layers": 1, "vocab": 64, "sequence": tokens // SEQUENCES}
+    size = Size(name=text, hidden=hidden, ffn=ffn, global_sequences=SEQUENCES, **rest)
+    plan = bench_plan(ours(SINGLE).settings(size))
+    experts = Experts(num_experts=num_experts, top_k=TOP_K, ffn=ffn)
+    model = replace(plan.model, experts=experts)
+    return replace(plan, mathematics=replace(plan.mathematics, model=model, precision=BF16))
+
+
+def cases(plan: Plan, device: torch.device) -> Iterator[tuple[str, BlockCase]]:
     """Yield each case by its name; all have the same weights and tokens."""
-    plan = moe_plan(moe_case(variant).settings(size))
-    plan = replace(plan, mathematics=replace(plan.mathematics, precision=BF16))
     generator = torch.Generator(device).manual_seed(1)
-    shape = (size.sequence * size.global_sequences, size.hidden)
+    sequences, length = plan.mathematics.global_sequences, plan.mathematics.sequence_length
+    shape = (sequences * length, plan.model.hidden)
     x, dy = (
         torch.randn(shape, generator=generator, device=device).to(torch.bfloat16) for _ in range(2)
     )
@@ -251,7 +268,7 @@ def table(
     times: dict[str, list[float]] = {name: [] for name in made}
     for _ in range(options.repeats):
         for name, case in made.items():
-            times[name].append(_timed(case.step, options.steps, device))
+            times[name].append(timed(case.step, options.steps, device))
     lines = [f"{size}, bf16, {options.experts} experts", ""]
     lines += ["| case | ms | spread | of the first | error |", "|---|---|---|---|---|"]
     shortest = statistics.median(next(iter(times.values())))
@@ -270,20 +287,6 @@ def longest(made: dict[str, BlockCase], device: torch.device) -> Iterator[str]:
         yield f"\n{name}: {launches} launches\n\n| us | calls | kernel |\n|---|---|---|"
         for kernel, calls, seconds in kernels:
             yield f"| {float(str(seconds)) * 1e6:.0f} | {calls} | `{str(kernel)[:110]}` |"
-
-
-def _timed(step: Step, count: int, device: torch.device) -> float:
-    _wait(device)
-    begin = time.perf_counter()
-    for _ in range(count):
-        step()
-    _wait(device)
-    return (time.perf_counter() - begin) / count
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import argparse
 import importlib
 import statistics
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,10 +20,19 @@ import torch
 from torch.nn import functional as fn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bench.gpu.engine_kernels import attention_variants, expert_gradients
 from bench.gpu.loads import LOADS, Load, memory_bandwidth, peak_flops
-from bench.gpu.memory_bound import memory_bound
-from bench.gpu.timings import Absent, Call, Group, Timing, normal
+from bench.gpu.pieces import (
+    Absent,
+    Call,
+    Group,
+    Timing,
+    attention_variants,
+    expert_gradients,
+    memory_bound,
+    normal,
+    timed,
+    wait,
+)
 from echelon.parallel.expert import grouped_matmul
 
 SIZES = ("1b", "8b", "tiny")
@@ -78,7 +86,7 @@ def table(
         try:
             call = timing.make()
             call()
-            _wait(device)
+            wait(device)
         except Absent as reason:
             reasons[timing.name] = str(reason)
         except Exception as error:  # whatever a kernel raises must not end the others
@@ -90,7 +98,7 @@ def table(
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(options.repeats):
         for name, call in calls.items():
-            taken[name].append(_timed(call, options.steps, device))
+            taken[name].append(timed(call, options.steps, device))
     lines = [group.title, "", f"| variant | us | spread | {group.unit} | of peak |"]
     lines.append("|---|---|---|---|---|")
     for timing in group.timings:
@@ -120,10 +128,10 @@ def groups(load: Load, device: torch.device) -> Iterator[Group]:
     grouped = f"{title}: products of {EXPERTS} experts, {tokens} rows, forward"
     yield Group(title=grouped, unit="TFLOP/s", timings=list(_grouped(load, device)))
     title_of_ours = f"{title}: the engine's attention, visible pairs, forward and backward"
-    ours = [Timing(name=n, work=w, make=m) for n, w, m in attention_variants(load, device)]
+    ours = list(attention_variants(load, device))
     yield Group(title=title_of_ours, unit="TFLOP/s", timings=ours)
     weights = f"{title}: gradients of one matrix of {EXPERTS} experts, in float32"
-    adding = [Timing(name=n, work=w, make=m) for n, w, m in expert_gradients(load, device, EXPERTS)]
+    adding = list(expert_gradients(load, device, EXPERTS))
     yield Group(title=weights, unit="TFLOP/s", timings=adding)
     memory = f"{title}: bound by memory, forward and backward (fewest bytes that must move)"
     yield Group(title=memory, unit="GB/s", timings=list(memory_bound(load, device)))
@@ -239,20 +247,6 @@ def _grouped(load: Load, device: torch.device) -> Iterator[Timing]:
 
     yield Timing(name="one launch", work=work, make=one_launch)
     yield Timing(name="one after the other", work=work, make=one_by_one)
-
-
-def _timed(call: Call, count: int, device: torch.device) -> float:
-    _wait(device)
-    begin = time.perf_counter()
-    for _ in range(count):
-        call()
-    _wait(device)
-    return (time.perf_counter() - begin) / count
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from echelon.config.presets import read_preset
@@ -126,75 +128,24 @@ class Settings:
         return cls(**{**data, "case": Case(**data["case"])})
 
 
-def _llama(
-    name: str, *, hidden: int, ffn: int, layers: int, heads: int, kv_heads: int, **rest: int
-) -> ModelShape:
-    return ModelShape(
-        name=name,
-        layers=layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=hidden // heads,
-        ffn=ffn,
-        vocab=rest.get("vocab", 32_000),
-        max_positions=rest.get("length", 2048),
-    )
+def _loads() -> dict[str, Load]:
+    path = Path(__file__).parents[1] / "data" / "gpu_models.csv"
+    with path.open(encoding="utf-8", newline="") as file:
+        rows: list[dict[str, Any]] = [
+            {k: v if k == "name" else int(v) for k, v in row.items()}
+            for row in csv.DictReader(file)
+        ]
+    found: dict[str, Load] = {}
+    for row in rows:
+        name, length, sequences = (row.pop(key) for key in ("name", "length", "sequences"))
+        shape = ModelShape(
+            name=name, head_dim=row["hidden"] // row["heads"], max_positions=length, **row
+        )
+        found[name] = Load(name=name, shape=shape, length=length, sequences=sequences)
+    return found
 
 
-LOADS = {
-    load.name: load
-    for load in (
-        Load(
-            name="0.4b",
-            shape=_llama("0.4b", hidden=1024, ffn=2816, layers=24, heads=16, kv_heads=16),
-            length=2048,
-            sequences=16,
-        ),
-        Load(
-            name="1b",
-            shape=_llama("1b", hidden=2048, ffn=5632, layers=22, heads=32, kv_heads=4),
-            length=2048,
-            sequences=8,
-        ),
-        Load(
-            name="3b",
-            shape=_llama("3b", hidden=3072, ffn=8192, layers=28, heads=24, kv_heads=8),
-            length=2048,
-            sequences=4,
-        ),
-        Load(
-            name="8b-half",
-            shape=_llama(
-                *("8b-half",),
-                **{"hidden": 4096, "ffn": 14_336, "layers": 16, "heads": 32, "kv_heads": 8},
-                **{"vocab": 128_256},
-            ),
-            length=2048,
-            sequences=4,
-        ),
-        Load(
-            name="8b",
-            shape=_llama(
-                *("8b",),
-                **{"hidden": 4096, "ffn": 14_336, "layers": 32, "heads": 32, "kv_heads": 8},
-                **{"vocab": 128_256},
-            ),
-            length=2048,
-            sequences=4,
-        ),
-        Load(
-            name="tiny",
-            shape=_llama(
-                *("tiny",),
-                **{"hidden": 64, "ffn": 176, "layers": 2, "heads": 4, "kv_heads": 2},
-                **{"vocab": 512, "length": 64},
-            ),
-            length=64,
-            sequences=4,
-        ),
-    )
-}
+LOADS = _loads()
 """All but "tiny" are measured, which shows on any machine that the command works.
 
 Llama 3 8B with masters and moments needs 160 GB: more than an H200 has. It is trained with the

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import statistics
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from bench.gpu.loads import Settings
 from bench.gpu.subjects import MissingPackage, Step, build
+from bench.harness.rank import reset_peak, status_bytes
 
 RESULT = "RESULT "
 TOP = 10
@@ -47,7 +46,10 @@ def measure(settings: Settings) -> dict[str, Any]:
         first = float(step())
         for _ in range(settings.warmup - 1):
             step()
-        _reset_peak(settings.device)
+        if settings.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        else:
+            reset_peak()
         times = [_timed(step, settings) for _ in range(settings.repeats)]
         peak = _peak_bytes(settings.device)
         last = float(step())
@@ -116,23 +118,9 @@ def _synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _reset_peak(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        return
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-
-
 def _peak_bytes(device: str) -> int:
-    """Return the most that tensors took on the GPU; on a CPU, the resident set (Linux)."""
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated()
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM"):
-                return int(line.split()[1]) * 1024
-    return 0
+    """The most that tensors took on the GPU; on a CPU, the resident set."""
+    return torch.cuda.max_memory_allocated() if device == "cuda" else status_bytes("VmHWM")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.gpu.loads import LOADS, Case
-from echelon.cost.seconds.flops import model_flops_per_token
+from echelon.cost.seconds.kernels import model_flops_per_token
 
 _HEAD = (
     *("model", "case", "ms/step", "spread", "tokens/s", "MFU"),

@@ -1,23 +1,32 @@
-"""One training step of every framework: the same model, batch, precision and optimizer."""
+"""One training step of every framework: the same model, batch, precision and optimizer.
+
+All have the same first values, so that losses can be compared step by step. Echelon's are a
+function of seed, name and index. Plain PyTorch and transformers have the same matrices under other
+names, those of queries, keys and values or of gate and up in one where they are one product.
+
+Shape suffixes: B sequences, T positions, D hidden, V vocabulary, H heads, E head width.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as fn
 
 from bench.gpu.loads import LOADS, Load, Settings
-from bench.gpu.plain import HuggingFaceLoss, PlainLlama
-from bench.gpu.weights import HUGGING_FACE_SOURCES, PLAIN_SOURCES, set_first_values
 from echelon.core.choices.kernels import FusedPiece, Kernels
 from echelon.core.cluster import Cluster, Device
 from echelon.core.event import NoEvents
 from echelon.core.mesh import Mesh
+from echelon.core.model_shape import ModelShape
+from echelon.core.parameters import parameters
 from echelon.core.plan import Layout, Mathematics, Optimizer, Pipeline, Plan, Precision, Zero
 from echelon.models.batch import TokenBatch
+from echelon.models.counter_random import initial_values
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.engine import TrainEngine
 
@@ -219,3 +228,135 @@ def _echelon(settings: Settings, load: Load, batches: Batches) -> tuple[Step, Ca
         return engine.step([next(order)], next(numbers)).loss
 
     return step, engine.close
+
+
+class _Block(nn.Module):
+    """Pre-norm attention and SwiGLU."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.shape = shape
+        hidden, query, kv = shape.hidden, shape.query_dim, shape.kv_dim
+        self.attention_norm = nn.RMSNorm(hidden, eps=shape.norm_eps)
+        self.qkv = nn.Linear(hidden, query + 2 * kv, bias=False)
+        self.o = nn.Linear(query, hidden, bias=False)
+        self.mlp_norm = nn.RMSNorm(hidden, eps=shape.norm_eps)
+        self.gate_up = nn.Linear(hidden, 2 * shape.ffn, bias=False)
+        self.down = nn.Linear(shape.ffn, hidden, bias=False)
+
+    def forward(self, x_BTD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        x_BTD = x_BTD + self._attend(self.attention_norm(x_BTD), cos, sin)
+        gate, up = self.gate_up(self.mlp_norm(x_BTD)).chunk(2, dim=-1)
+        return x_BTD + self.down(fn.silu(gate) * up)
+
+    def _attend(self, x_BTD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        shape = self.shape
+        qkv = self.qkv(x_BTD).unflatten(-1, (-1, shape.head_dim)).transpose(1, 2)
+        q, k, v = qkv.split((shape.heads, shape.kv_heads, shape.kv_heads), dim=1)
+        out = fn.scaled_dot_product_attention(
+            _turned(q, cos, sin),
+            _turned(k, cos, sin),
+            v,
+            is_causal=True,
+            enable_gqa=shape.kv_heads < shape.heads,
+        )
+        return self.o(out.transpose(1, 2).flatten(2))
+
+
+class PlainLlama(nn.Module):
+    """The decoder with its loss: forward gives the mean cross-entropy."""
+
+    def __init__(self, shape: ModelShape, length: int) -> None:
+        """Make the weights of `shape`, and rotary tables for `length` positions."""
+        super().__init__()
+        self.embedding = nn.Embedding(shape.vocab, shape.hidden)
+        self.blocks = nn.ModuleList(_Block(shape) for _ in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
+        self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
+        half = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
+        angle_TE = torch.outer(torch.arange(length).float(), shape.rope_theta**-half)
+        self.register_buffer("cos", angle_TE.cos(), persistent=False)
+        self.register_buffer("sin", angle_TE.sin(), persistent=False)
+
+    def forward(self, tokens_BT: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss."""
+        x_BTD = self.embedding(tokens_BT)
+        for block in self.blocks:
+            x_BTD = block(x_BTD, self.cos, self.sin)
+        return mean_loss(self.head(self.norm(x_BTD)), labels_BT)
+
+
+class HuggingFaceLoss(nn.Module):
+    """The Llama of transformers with the same loss."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Hold a `LlamaForCausalLM`."""
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens_BT: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss."""
+        return mean_loss(self.model(input_ids=tokens_BT).logits, labels_BT)
+
+
+def mean_loss(logits_BTV: torch.Tensor, labels_BT: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross-entropy, computed in fp32."""
+    return fn.cross_entropy(logits_BTV.flatten(0, 1).float(), labels_BT.flatten())
+
+
+def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = x.float().chunk(2, dim=-1)
+    out = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return out.to(x.dtype)
+
+
+Sources = Mapping[str, tuple[str, ...]]
+"""By the name of a parameter, ours that are in it one below the other; {} is the block."""
+
+PLAIN_SOURCES: Sources = {
+    "embedding.weight": ("embedding.weight",),
+    "norm.weight": ("norm.weight",),
+    "head.weight": ("head.weight",),
+    "blocks.{}.attention_norm.weight": ("layers.{}.attention_norm.weight",),
+    "blocks.{}.qkv.weight": tuple(f"layers.{{}}.attention.{name}.weight" for name in "qkv"),
+    "blocks.{}.o.weight": ("layers.{}.attention.o.weight",),
+    "blocks.{}.mlp_norm.weight": ("layers.{}.mlp_norm.weight",),
+    "blocks.{}.gate_up.weight": ("layers.{}.mlp.gate.weight", "layers.{}.mlp.up.weight"),
+    "blocks.{}.down.weight": ("layers.{}.mlp.down.weight",),
+}
+
+HUGGING_FACE_SOURCES: Sources = {
+    "model.embed_tokens.weight": ("embedding.weight",),
+    "model.norm.weight": ("norm.weight",),
+    "lm_head.weight": ("head.weight",),
+    "model.layers.{}.input_layernorm.weight": ("layers.{}.attention_norm.weight",),
+    **{
+        f"model.layers.{{}}.self_attn.{name}_proj.weight": (f"layers.{{}}.attention.{name}.weight",)
+        for name in "qkvo"
+    },
+    "model.layers.{}.post_attention_layernorm.weight": ("layers.{}.mlp_norm.weight",),
+    **{
+        f"model.layers.{{}}.mlp.{name}_proj.weight": (f"layers.{{}}.mlp.{name}.weight",)
+        for name in ("gate", "up", "down")
+    },
+}
+
+
+@torch.no_grad()
+def set_first_values(model: nn.Module, shape: ModelShape, seed: int, sources: Sources) -> None:
+    """Give every parameter of a model the values with which Echelon starts, on its own device."""
+    specs = {spec.name: spec for spec in parameters(shape)}
+    left = dict(model.named_parameters())
+    for layer in range(shape.layers):
+        for name, parts in sources.items():
+            parameter = left.pop(name.format(layer), None)
+            if parameter is None:
+                continue  # it belongs to no block, and has its values
+            start = 0
+            for part in parts:
+                spec = specs[part.format(layer)]
+                rows = parameter[start : start + spec.shape[0]]
+                initial_values(shape, spec, seed, size=spec.shape, into=rows)
+                start += spec.shape[0]
+    if left:
+        raise ValueError(f"no first values for {', '.join(left)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import sys
 from dataclasses import dataclass, replace
@@ -47,138 +48,30 @@ class Case:
         return Settings(module=self.module, variant=self.variant, size=size, mode=self.mode)
 
 
-_Peer = tuple[str, str, str]
-_CONTEXT_PEERS: tuple[_Peer, ...] = (
-    ("torch Ulysses by hand", "torch_cp", "ulysses"),
-    ("picotron ring", "picotron_cp", ""),
-    ("torch ring by hand", "torch_cp", "ring"),
-    ("DeepSpeed Ulysses", "deepspeed_engine", "ulysses"),
-    ("torch context_parallel", "torch_cp", "experimental"),
-)
-_PEERS: dict[str, tuple[_Peer, ...]] = {
-    "dp2": (
-        ("torch DDP", "torch_ddp", ""),
-        ("DeepSpeed ZeRO-0", "deepspeed_engine", "zero"),
-        ("Accelerate DDP", "torch_ddp", "accelerate"),
-        ("megatron-core", "megatron", ""),
-        ("megatron-core overlap", "megatron", "overlap"),
-    ),
-    "tp2": (
-        ("megatron-core", "megatron", ""),
-        ("torch DTensor shared inputs", "torch_tp", "shared"),
-        ("torch DTensor", "torch_tp", "plain"),
-        ("DeepSpeed AutoTP", "deepspeed_engine", "autotp"),
-    ),
-    # megatron-core's torch layers refuse sequence parallelism; its other layers need a GPU.
-    "tp2sp": (
-        ("torch DTensor", "torch_tp", "shared"),
-        ("torchtitan", "torchtitan_llama", ""),
-    ),
-    "pp2": (
-        ("DeepSpeed PipelineModule", "deepspeed_engine", "pipe"),
-        ("torch pipelining", "torch_pp", ""),
-        ("megatron-core", "megatron", ""),
-    ),
-    "dp2xtp2": (
-        ("megatron-core", "megatron", ""),
-        ("torch replicate + DTensor", "torch_tp", "shared"),
-        ("megatron-core overlap", "megatron", "overlap"),
-        ("torch FSDP2 + DTensor", "torch_fsdp", "shared"),
-    ),
-    "dp2xpp2": (
-        ("DeepSpeed PipelineModule", "deepspeed_engine", "pipe"),
-        ("torch DDP + pipelining", "torch_pp", ""),
-        ("megatron-core", "megatron", ""),
-    ),
-    "tp2xpp2": (
-        ("megatron-core", "megatron", ""),
-        ("torch DTensor + pipelining", "torch_pp", "shared"),
-    ),
-    # Whatever lets each query meet each key competes with both kinds of Echelon.
-    "cp2": _CONTEXT_PEERS,
-    "cp2u": _CONTEXT_PEERS,
-}
-_ZERO_PEERS: dict[int, tuple[_Peer, ...]] = {
-    0: (
-        ("torch DDP", "torch_ddp", ""),
-        ("DeepSpeed ZeRO-0", "deepspeed_engine", "zero"),
-        ("megatron-core", "megatron", ""),
-    ),
-    1: (
-        ("torch ZeroRedundancyOptimizer", "torch_ddp", "zero1"),
-        ("DeepSpeed ZeRO-1", "deepspeed_engine", "zero"),
-        ("megatron-core distributed optimizer", "megatron", "zero1"),
-        ("megatron-core distributed optimizer, overlap", "megatron", "zero1 overlap"),
-    ),
-    2: (
-        ("DeepSpeed ZeRO-2", "deepspeed_engine", "zero"),
-        ("torch FSDP2, kept after forward", "torch_fsdp", ""),
-        ("torchtitan FSDP2, kept after forward", "torchtitan_llama", "fsdp"),
-    ),
-    3: (
-        ("torchtitan FSDP2", "torchtitan_llama", "fsdp"),
-        ("torch FSDP2", "torch_fsdp", ""),
-        ("torch FSDP2, root kept", "torch_fsdp", "root kept"),
-        ("DeepSpeed ZeRO-3", "deepspeed_engine", "zero"),
-    ),
-}
-"""Which frameworks serve a stage, the fastest known first."""
-
-_HYBRID_PEERS: tuple[_Peer, ...] = (
-    ("torchtitan HSDP", "torchtitan_llama", "fsdp"),
-    ("torch FSDP2 HSDP", "torch_fsdp", ""),
-)
-
-_MODULE_PEERS: dict[str, tuple[_Peer, ...]] = {
-    "dp2": (
-        ("torch DDP", "torch_ddp", ""),
-        ("Accelerate DDP", "torch_ddp", "accelerate"),
-        ("DeepSpeed ZeRO-0", "deepspeed_engine", "zero"),
-    ),
-    "tp2": (
-        ("torch DTensor shared inputs", "torch_tp", "shared"),
-        ("transformers tp_plan", "transformers_tp", ""),
-        ("DeepSpeed AutoTP", "deepspeed_engine", "autotp"),
-    ),
-    "tp2sp": (("torch DTensor", "torch_tp", "shared"),),
-    "pp2": (
-        ("torch pipelining", "torch_pp", ""),
-        ("DeepSpeed PipelineModule", "deepspeed_engine", "pipe"),
-    ),
-    "pp2zb": (
-        ("torch pipelining 1F1B", "torch_pp", ""),
-        ("DeepSpeed PipelineModule 1F1B", "deepspeed_engine", "pipe"),
-    ),
-    "cp2": tuple(peer for peer in _CONTEXT_PEERS if not peer[1].startswith("picotron")),
-    "zero3-2": (
-        ("torch FSDP2", "torch_fsdp", ""),
-        ("torch FSDP2, root kept", "torch_fsdp", "root kept"),
-        ("DeepSpeed ZeRO-3", "deepspeed_engine", "zero"),
-        ("Accelerate + DeepSpeed ZeRO-3", "deepspeed_engine", "accelerate"),
-    ),
-}
-"""What trains the same module of transformers; where nothing is named, see `_PEERS`."""
+PEERS = ROOT / "bench" / "data" / "peers.csv"
+"""Which frameworks serve a mode, the fastest known first. megatron-core's torch layers refuse
+sequence parallelism; its other layers need a GPU."""
 
 
 def peers(
     mode: Mode, peers_home: Path, *, at_most: int, own_module: bool = False
 ) -> tuple[Case, ...]:
-    """Return the peers of a mode, the fastest known first."""
+    """The peers of a mode, the fastest known first; of own modules those that train the same."""
+    with PEERS.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if mode.name in row["modes"].split()]
+    same_module = [row for row in rows if row["trains"]]
+    others = [row for row in rows if not row["trains"]]
     python = peers_home / "venv" / "bin" / "python"
-    found = _peers_of(mode)
-    if own_module:
-        found = _MODULE_PEERS.get(mode.name, found)
     return tuple(
-        Case(label=label, module=f"bench.peers.{module}", variant=variant, mode=mode, python=python)
-        for label, module, variant in found[:at_most]
+        Case(
+            label=row["label"],
+            module=f"bench.peers.{row['module']}",
+            variant=row["variant"],
+            mode=mode,
+            python=python,
+        )
+        for row in ((own_module and same_module) or others)[:at_most]
     )
-
-
-def _peers_of(mode: Mode) -> tuple[_Peer, ...]:
-    if mode.name in _PEERS:
-        return _PEERS[mode.name]
-    hybrid = mode.zero_stage > 0 and mode.dp_replicate > 1
-    return _HYBRID_PEERS if hybrid else _ZERO_PEERS[mode.zero_stage]
 
 
 def ours(mode: Mode) -> Case:
@@ -215,10 +108,14 @@ def single(peers_home: Path) -> Case:
 
 
 def chosen_modes(names: str) -> tuple[Mode, ...]:
-    """Return the modes of a comma-separated list; ValueError names an unknown one."""
+    """The modes of a comma-separated list, "zero" being all of ZeRO; ValueError names another."""
     known = {**MODES, **ZERO_MODES, **CONTEXT_MODES, **ZERO_BUBBLE_MODES}
     wanted = [name.strip() for name in names.split(",") if name.strip()]
-    unknown = [name for name in wanted if name not in known]
+    unknown = [name for name in wanted if name not in (*known, "zero")]
     if unknown:
         raise ValueError(f"unknown modes {unknown}; known: {', '.join(known)}")
-    return tuple(known[name] for name in wanted)
+    return tuple(
+        mode
+        for name in wanted
+        for mode in (ZERO_MODES.values() if name == "zero" else (known[name],))
+    )

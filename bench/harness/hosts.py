@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -123,6 +124,13 @@ def can_make_namespaces() -> bool:
     if os.geteuid() or shutil.which("ip") is None or shutil.which("unshare") is None:
         return False
     return _succeeds("unshare", "-n", "ip", "link")
+
+
+def require_root(what: str) -> None:
+    """Leave with 3 where this process may not create network namespaces."""
+    if not can_make_namespaces():
+        print(f"error: {what} need root, `ip` and `tc` (Linux)", file=sys.stderr)
+        sys.exit(3)
 
 
 def remove_leftovers() -> list[str]:

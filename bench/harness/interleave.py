@@ -1,6 +1,6 @@
 """Keep all cases of a mode alive and let them take turns: A B C, A B C, ...
 
-What `bench.train`, `bench.zero` and `bench.cluster` do: options, start-up, rounds, orderly ends.
+Options, start-up, rounds and orderly ends of the benches that compare live cases.
 """
 
 from __future__ import annotations
@@ -48,38 +48,42 @@ class Options:
         return ((mine,) if self.with_echelon else ()) + others
 
 
-def add_options(
-    parser: argparse.ArgumentParser,
-    *,
-    steps: int,
-    modes: Iterable[str] = MODES,
-    num_peers: int = 2,
-) -> None:
-    """Add the common flags to a command's parser."""
+def add_turns(parser: argparse.ArgumentParser, *, steps: int) -> None:
+    """Add the flags of rounds, and of where results go."""
     add = parser.add_argument
-    add("--modes", default=",".join(modes), help="comma-separated: %(default)s")
-    add("--size", choices=SIZES, default="spec", help="size of the model (default: %(default)s)")
     add("--rounds", type=int, default=3, help="turns of every case (default: %(default)s)")
     add("--steps", type=int, default=steps, help="timed steps a turn (default: %(default)s)")
-    add("--warmup", type=int, default=1, help="untimed steps a turn (default: %(default)s)")
-    known_first = "how many, the fastest known first (default: %(default)s)"
-    add("--peers", type=int, default=num_peers, help=known_first)
-    add("--no-echelon", action="store_true", help="measure the peers only")
-    own = "train the peers' module with ec.parallelize, instead of Echelon's own model"
-    add("--own-module", action="store_true", help=own)
-    add("--peers-home", type=Path, default=DEFAULT_PEERS, help="where setup_peers.sh put them")
     add("--json", type=Path, help="write every measurement to this file")
     add("--logs", type=Path, help="folder for the output of ranks (default: a new one)")
 
 
+def logs_folder(given: Path | None) -> Path:
+    """The folder for the output of ranks, which is there then."""
+    logs = given or Path(tempfile.mkdtemp(prefix="echelon-bench-"))
+    logs.mkdir(parents=True, exist_ok=True)
+    return logs.absolute()
+
+
+def add_options(parser: argparse.ArgumentParser, *, steps: int) -> None:
+    """Add the common flags of commands that compare modes."""
+    add = parser.add_argument
+    add("--modes", default=",".join(MODES), help="comma-separated: %(default)s")
+    add("--size", choices=SIZES, default="spec", help="size of the model (default: %(default)s)")
+    add_turns(parser, steps=steps)
+    add("--warmup", type=int, default=1, help="untimed steps a turn (default: %(default)s)")
+    add("--peers", type=int, default=2, help="how many, the fastest known first (%(default)s)")
+    add("--no-echelon", action="store_true", help="measure the peers only")
+    own = "train the peers' module with ec.parallelize, instead of Echelon's own model"
+    add("--own-module", action="store_true", help=own)
+    add("--peers-home", type=Path, default=DEFAULT_PEERS, help="where setup_peers.sh put them")
+
+
 def read_options(arguments: argparse.Namespace) -> Options:
-    """Return the common options; exits with a usage error on an unknown mode."""
+    """The common options; exits with a usage error on an unknown mode, and cleanly from then on."""
     try:
         modes = chosen_modes(arguments.modes)
     except ValueError as error:
         sys.exit(f"error: {error}")
-    logs = arguments.logs or Path(tempfile.mkdtemp(prefix="echelon-bench-"))
-    logs.mkdir(parents=True, exist_ok=True)
     options = Options(
         modes=modes,
         size=SIZES[arguments.size],
@@ -90,13 +94,14 @@ def read_options(arguments: argparse.Namespace) -> Options:
         with_echelon=not arguments.no_echelon,
         peers_home=arguments.peers_home.absolute(),
         json=arguments.json,
-        logs=logs,
+        logs=logs_folder(arguments.logs),
         own_module=arguments.own_module,
     )
     python = options.peers_home / "venv" / "bin" / "python"
     if options.num_peers and not python.exists():
         sys.exit(f"error: {python} is missing; run: bench/setup_peers.sh {options.peers_home}")
     _remove_stale_locks(options.peers_home)
+    end_cleanly()
     return options
 
 
@@ -174,6 +179,18 @@ class Contest:
         if taken is not None:
             self.rounds[label].append(taken)
 
+    def take_rounds(
+        self, rounds: int, *, warmup: int, steps: int, before: Callable[[str], None] | None = None
+    ) -> None:
+        """Let all cases take turns, and keep what they took; `before` is told whose turn it is."""
+        for number in range(rounds):
+            say(f" round {number + 1} of {rounds}")
+            for label in list(self.groups):
+                if before is not None:
+                    before(label)
+                if label in self.groups:
+                    self.keep(label, warmup=warmup, steps=steps)
+
     def _out(self, label: str, error: Exception) -> None:
         lines = str(error).strip().splitlines()
         self.failures[label] = " ".join(lines)[:300]
@@ -181,12 +198,14 @@ class Contest:
 
 
 @contextlib.contextmanager
-def contest(cases: Sequence[Case], options: Options, make_hosts: HostMaker) -> Iterator[Contest]:
-    """Yield a contest with every case started that can start; ends them all."""
+def contest(
+    cases: Iterable[Case], *, logs: Path, size: Size, hosts: HostMaker | None = None
+) -> Iterator[Contest]:
+    """Yield a contest with every case started that can start (on one host); ends them all."""
     with contextlib.ExitStack() as stack:
-        entered = Contest(logs=options.logs, size=options.size)
+        entered = Contest(logs=logs, size=size)
         for case in cases:
-            entered.enter(case, stack, make_hosts)
+            entered.enter(case, stack, hosts or on_one_host)
         yield entered
 
 
@@ -195,18 +214,6 @@ def on_one_host() -> Iterator[Sequence[Host]]:
     """Yield the one host of a case that needs no links."""
     with one_host() as host:
         yield (host,)
-
-
-def take_rounds(cases: Sequence[Case], options: Options, reference: Contest, alone: str) -> Contest:
-    """Run the rounds of cases on one host; `reference` gives its case `alone` a turn in each."""
-    with contest(cases, options, on_one_host) as entered:
-        for number in range(options.rounds):
-            say(f" round {number + 1} of {options.rounds}")
-            if alone in reference.groups:
-                reference.keep(alone, warmup=0, steps=1)
-            for label in list(entered.groups):
-                entered.keep(label, warmup=options.warmup, steps=options.steps)
-    return entered
 
 
 def say(text: str) -> None:

@@ -40,7 +40,6 @@ def bench_plan(settings: Settings) -> Plan:
             microbatch_sequences=size.global_sequences // (mode.dp * mode.microbatches),
             pipeline=Pipeline(schedule=mode.schedule, stages=split_layers(size.layers, mode.pp)),
             sequence_parallel=mode.sequence_parallel,
-            tp_overlap=mode.tp_overlap,
             zero=Zero(
                 stage=mode.zero_stage, accumulate="slices" if mode.zero_stage >= 2 else "whole"
             ),

@@ -72,7 +72,7 @@ def _serve(settings: Settings, commands: TextIO, replies: TextIO) -> None:
 def _run(step: StepFunction, first: int, warmup: int, steps: int) -> dict[str, object]:
     """Run steps; the warm-up ones are neither timed nor counted in CPU seconds or memory."""
     losses = [step(first + number) for number in range(warmup)]
-    _reset_peak()
+    reset_peak()
     cpu = time.process_time()
     times: list[float] = []
     start = time.perf_counter()
@@ -85,7 +85,7 @@ def _run(step: StepFunction, first: int, warmup: int, steps: int) -> dict[str, o
         "step_s": statistics.median(times) if times else 0.0,
         "times": times,
         "cpu_s": (time.process_time() - cpu) / max(steps, 1),
-        "peak_bytes": _peak_bytes(),
+        "peak_bytes": status_bytes("VmHWM"),
         "losses": losses,
     }
 
@@ -109,16 +109,17 @@ def _reply(replies: TextIO, value: dict[str, object]) -> None:
     replies.flush()
 
 
-def _reset_peak() -> None:
+def reset_peak() -> None:
+    """Let the peak of resident memory begin at what is resident now (Linux)."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _peak_bytes() -> int:
-    """Return the largest resident set since `_reset_peak` (Linux; 0 elsewhere)."""
+def status_bytes(name: str) -> int:
+    """A size of this process: "VmRSS" resident now, "VmHWM" its peak (Linux; 0 elsewhere)."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM"):
+            if line.startswith(name):
                 return int(line.split()[1]) * 1024
     return 0
 

@@ -55,7 +55,6 @@ class Mode:
     tp: int = 1
     pp: int = 1
     sequence_parallel: bool = False
-    tp_overlap: Literal["none", "ring"] = "none"
     microbatches: int = 1
     zero_stage: Literal[0, 1, 2, 3] = 0
     dp_shard: int = 1

@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from bench.harness.echelon_case import EchelonStep
 from bench.harness.spec import Settings, StepFunction
-from bench.harness.work import ELEMENT_BYTES
 from bench.peers.llama import join
 from bench.pipeline.plans import pipeline_plan
 from bench.pipeline.spec import PipelineVariant
@@ -42,37 +41,23 @@ class PipelineStep(EchelonStep):
         self.engine = TrainEngine(self.plan, recorder, torch.device("cpu"))
         self.folder = PipelineVariant.parse(settings.variant).events
         self.transfer_s = self._time_message() if self.folder else 0.0
-        self.steps: list[tuple[int, float, float, int]] = []
+        self.steps: list[tuple[int, int]] = []
 
     def __call__(self, number: int) -> float:
         """Take optimizer step `number`; return the loss of the global batch."""
         first = len(self.events.events)
-        batches = self._batches(number)
-        begin = time.perf_counter()
-        loss = self.engine.step(batches, number).loss
-        self.steps.append((number, begin, time.perf_counter(), first))
+        loss = self.engine.step(self._batches(number), number).loss
+        self.steps.append((number, first))
         return loss
 
     def write(self) -> None:
         """Write the steps since the last reset, with their events on the shared clock."""
-        ends = [first for *_, first in self.steps[1:]] + [len(self.events.events)]
+        zero = self.clock_zero
+        events = [replace(e, start=e.start + zero, end=e.end + zero) for e in self.events.events]
+        ends = [first for _, first in self.steps[1:]] + [len(events)]
         steps = [
-            {
-                "number": number,
-                "begin": begin,
-                "end": end,
-                "events": [
-                    asdict(
-                        replace(
-                            event,
-                            start=event.start + self.clock_zero,
-                            end=event.end + self.clock_zero,
-                        )
-                    )
-                    for event in self.events.events[first:last]
-                ],
-            }
-            for (number, begin, end, first), last in zip(self.steps, ends, strict=True)
+            {"number": number, "events": [asdict(event) for event in events[first:last]]}
+            for (number, first), last in zip(self.steps, ends, strict=True)
         ]
         Path(self.folder).mkdir(parents=True, exist_ok=True)
         text = json.dumps({"transfer_s": self.transfer_s, "steps": steps})
@@ -82,7 +67,6 @@ class PipelineStep(EchelonStep):
         """Return the seconds of one message between two stages: half of a round trip."""
         rows = self.plan.layout.microbatch_sequences * self.settings.size.sequence
         buffer = torch.zeros(rows, self.settings.size.hidden, dtype=torch.float32)
-        assert buffer.element_size() == ELEMENT_BYTES
         taken: list[float] = []
         for _ in range(_EXCHANGES):
             start = time.perf_counter()

@@ -7,19 +7,19 @@ a schedule that it has not, torch's runtime is given Echelon's actions, and the 
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from bench.harness.catalogue import OURS, Case, peers
-from bench.harness.hosts import Host, Link, linked_hosts
-from bench.harness.interleave import Contest, Options, contest, on_one_host, say
-from bench.harness.report import Row, Verdict, fastest_peer, rows, table
+from bench.harness.hosts import Link, linked_hosts
+from bench.harness.interleave import Contest, Options, contest, say
+from bench.harness.report import Row, Verdict, fastest_peer, own_row, rows, table
 from bench.harness.spec import MODES
 from bench.pipeline.plans import our_case, pipeline_plan
-from bench.pipeline.report import BASELINE, own_row, peer_verdicts
+from bench.pipeline.report import BASELINE, peer_verdicts
 from bench.pipeline.simulation import automatic_rows_here
 from bench.pipeline.spec import (
     NOT_COMPARED,
@@ -57,11 +57,13 @@ def measure_peers(options: Options, names: Sequence[str], link: Link | None) -> 
             print(f"\n{name} {OURS} did not run: {' '.join(str(error).split())[:300]}")
             compared.missed += 1
             continue
-        with contest((mine, *others), options, _hosts(link)) as entered:
-            for number in range(options.rounds):
-                say(f" round {number + 1} of {options.rounds}")
-                for label in list(entered.groups):
-                    _turn(entered, label, compared)
+        hosts = None if link is None else partial(linked_hosts, NUM_RANKS)
+        cases = (mine, *others)
+        with contest(cases, logs=options.logs, size=options.size, hosts=hosts) as entered:
+            for _, on_hosts in entered.groups.values() if link is not None else ():
+                for host in on_hosts:
+                    host.shape(link)
+            entered.take_rounds(options.rounds, warmup=options.warmup, steps=options.steps)
         _judge(name, compared, entered, others)
     return compared
 
@@ -121,38 +123,11 @@ def _others(compared: Comparison, mine: Case) -> tuple[Case, ...]:
     if PipelineVariant.parse(mine.variant).schedule == BASELINE:
         return (*found, *one_f_one_b_cases(options))
     if compared.fastest is None:
-        fastest = _torch_baseline(options)
+        fastest = torch_case(our_case(OURS, PipelineVariant(schedule=BASELINE)), options)
+        assert fastest is not None
         say(f" {BASELINE} was not measured: {fastest.label} stands for the fastest")
         compared.fastest = fastest
     return (*found, replace(compared.fastest, mode=mine.mode))
-
-
-def _torch_baseline(options: Options) -> Case:
-    mine = our_case(OURS, PipelineVariant(schedule=BASELINE))
-    case = torch_case(mine, options)
-    assert case is not None
-    return case
-
-
-def _hosts(link: Link | None) -> Any:
-    if link is None:
-        return on_one_host
-
-    @contextlib.contextmanager
-    def linked() -> Iterator[Sequence[Host]]:
-        with linked_hosts(NUM_RANKS) as hosts:
-            yield hosts
-
-    return linked
-
-
-def _turn(entered: Contest, label: str, compared: Comparison) -> None:
-    """Shape the hosts of a case where there are links, let it run, keep what it took."""
-    options = compared.options
-    if compared.link is not None:
-        for host in entered.groups[label][1]:
-            host.shape(compared.link)
-    entered.keep(label, warmup=options.warmup, steps=options.steps)
 
 
 def _judge(name: str, compared: Comparison, entered: Contest, others: Sequence[Case]) -> None:

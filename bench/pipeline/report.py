@@ -9,8 +9,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.harness.catalogue import OURS
-from bench.harness.report import Row, Verdict
+from bench.harness.report import (
+    Row,
+    Verdict,
+    markdown,
+    met_word,
+    seconds_verdicts,
+    spread_of,
+)
 from bench.pipeline.spec import (
     FASTEST_1F1B_TARGET,
     GAIN_TARGET,
@@ -60,7 +66,7 @@ class Simulated:
         measured, said = map(statistics.median, (self.measured_s, self.simulated_s))
         return (
             f"{self.label} simulation: measured {measured:.3f} s, simulated {said:.3f} s"
-            f" = {self.error:+.1%}, target within {SIMULATION_TARGET:.0%}: {_word(self.met)}"
+            f" = {self.error:+.1%}, target within {SIMULATION_TARGET:.0%}: {met_word(self.met)}"
         )
 
 
@@ -93,7 +99,7 @@ class Gain:
     def line(self) -> str:
         """Return the verdict as one line of text."""
         kept = f"{self.kept:.0%} of it" if self.promised > 0 else "nothing to keep"
-        return f"{self.facts()} = {kept}, target >= {GAIN_TARGET:.0%}: {_word(self.met)}"
+        return f"{self.facts()} = {kept}, target >= {GAIN_TARGET:.0%}: {met_word(self.met)}"
 
 
 def gain_of(case: Simulated, baseline: Simulated) -> Gain:
@@ -121,22 +127,24 @@ def gains(found: Sequence[Simulated]) -> list[Gain]:
 
 def simulation_table(found: Sequence[Simulated], failures: Mapping[str, str]) -> str:
     """Return a row per schedule as a Markdown table."""
-    head = ("schedule", "span s", "simulated s", "error", "spread", "gain", "promised", "actions")
-    lines = [f"| {' | '.join(head)} | rounds |", "|" + "---|" * (len(head) + 1)]
+    head = (
+        *("schedule", "span s", "simulated s", "error", "spread"),
+        *("gain", "promised", "actions", "rounds"),
+    )
+    lines: list[list[str]] = []
     saved = {gain.label: gain for gain in gains(found)}
     for one in found:
-        middle = statistics.median(one.measured_s)
+        middles = map(statistics.median, (one.measured_s, one.simulated_s))
         gain = saved.get(one.label)
         cells = (
-            *(one.label, f"{middle:.3f}", f"{statistics.median(one.simulated_s):.3f}"),
-            *(f"{one.error:+.1%}", f"{(max(one.measured_s) - min(one.measured_s)) / middle:.0%}"),
+            *(one.label, *(f"{middle:.3f}" for middle in middles)),
+            *(f"{one.error:+.1%}", f"{spread_of(one.measured_s):.0%}"),
             *((f"{gain.measured:.1%}", f"{gain.promised:.1%}") if gain else ("-", "-")),
             *(_times(one.times_s), str(len(one.measured_s))),
         )
-        lines.append(f"| {' | '.join(cells)} |")
-    for label, reason in failures.items():
-        lines.append(f"| {label} | did not run: {reason} |{' |' * (len(head) - 1)}")
-    return "\n".join(lines)
+        lines.append(list(cells))
+    lines += [[label, f"did not run: {reason}"] for label, reason in failures.items()]
+    return markdown(head, lines)
 
 
 def _times(times_s: Mapping[tuple[ActionKind, int], float]) -> str:
@@ -147,33 +155,12 @@ def _times(times_s: Mapping[tuple[ActionKind, int], float]) -> str:
     return ", ".join(f"{kind.value} {' '.join(each)}" for kind, each in kinds.items()) + " ms"
 
 
-def peer_verdicts(
-    mine: Row, same: Row | None, fastest: Row | None, *, same_target: float = SAME_SCHEDULE_TARGET
-) -> list[Verdict]:
+def peer_verdicts(mine: Row, same: Row | None, fastest: Row | None) -> list[Verdict]:
     """Return the verdicts on wall and CPU seconds against torch's same schedule and a 1F1B."""
-    targets = ((same, same_target), (fastest, FASTEST_1F1B_TARGET))
+    pairs = ((same, SAME_SCHEDULE_TARGET), (fastest, FASTEST_1F1B_TARGET))
     return [
-        Verdict(
-            quantity=quantity,
-            peer=peer.label,
-            peer_value=theirs,
-            our_value=own,
-            limit=None,
-            target=target,
-        )
-        for peer, target in targets
+        verdict
+        for peer, target in pairs
         if peer is not None
-        for quantity, theirs, own in (
-            ("wall", peer.step_s, mine.step_s),
-            ("CPU", peer.cpu_s, mine.cpu_s),
-        )
+        for verdict in seconds_verdicts(mine, peer, target)
     ]
-
-
-def own_row(found: Sequence[Row]) -> Row | None:
-    """Return Echelon's row, where it ran."""
-    return next((row for row in found if row.label == OURS), None)
-
-
-def _word(met: bool) -> str:
-    return "met" if met else "MISSED"

@@ -27,9 +27,6 @@ PIPELINE_SIZES: Mapping[str, Size] = MappingProxyType(
         **SIZES,
         # A head of 4 % of a block: stages of as many blocks take equally long.
         "equal": Size(name="equal", hidden=512, ffn=1376, layers=8, vocab=256, sequence=256),
-        # A head of five blocks: stages of as many blocks do not.
-        "head": Size(name="head", hidden=512, ffn=1376, layers=8, vocab=32768, sequence=256),
-        "tiny-head": Size(name="tiny-head", hidden=64, ffn=176, layers=6, vocab=8192, sequence=64),
     }
 )
 

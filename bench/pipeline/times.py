@@ -1,4 +1,4 @@
-"""What a pipeline did in a turn: times of actions, spans of steps, where a rank's time went.
+"""What a pipeline did in a turn: times of actions, and spans of steps.
 
 Read from the events that `bench/pipeline/case.py` writes; all ranks are on one clock. A *span* is
 a step from the start of its first action to the end of its last one, over all ranks.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.core.event import Event
@@ -24,21 +24,16 @@ Kind = tuple[ActionKind, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Hold the actions that all ranks ran in one step, and when each rank began and ended it."""
+    """Hold the actions that all ranks ran in one step."""
 
     actions: Mapping[Action, Event]
-    begins: tuple[float, ...]
-    ends: tuple[float, ...]
-
-    @property
-    def start_s(self) -> float:
-        """Return when the first action started."""
-        return min(event.start for event in self.actions.values())
 
     @property
     def span_s(self) -> float:
         """Return the seconds from the start of the first action to the end of the last."""
-        return max(event.end for event in self.actions.values()) - self.start_s
+        return max(event.end for event in self.actions.values()) - min(
+            event.start for event in self.actions.values()
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +57,7 @@ def read_turn(folder: Path, *, num_ranks: int, steps: int) -> Turn:
         assert len({part["number"] for part in parts}) == 1, "ranks wrote different steps"
         events = [Event(**event) for part in parts for event in part["events"]]
         found.append(
-            Step(
-                actions={Action.parse(one.name): one for one in events if one.kind in _KINDS},
-                begins=tuple(part["begin"] for part in parts),
-                ends=tuple(part["end"] for part in parts),
-            )
+            Step(actions={Action.parse(one.name): one for one in events if one.kind in _KINDS})
         )
     return Turn(steps=tuple(found), transfer_s=max(file["transfer_s"] for file in files))
 
@@ -109,102 +100,3 @@ def simulated_s(schedule: Schedule, turn: Turn) -> float:
     """Return the span that the simulator says, fed with the action times of a turn."""
     fed = durations(action_times(turn.steps), turn.transfer_s)
     return simulate(schedule, fed).makespan_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _EachAction(Durations):
-    """Give every action of one step the seconds that it took."""
-
-    taken_s: Mapping[Action, float]
-
-    def seconds_of(self, action: Action) -> float:
-        """Return the seconds of one action."""
-        return self.taken_s[action]
-
-
-def replayed_s(schedule: Schedule, turn: Turn) -> float:
-    """Return the median span of the steps of a turn with the very times of all their actions.
-
-    What a step took beyond that is neither compute nor the order of it.
-    """
-    fed = durations(action_times(turn.steps), turn.transfer_s)
-    names = [one.name for one in fields(fed)]
-    spans: list[float] = []
-    for step in turn.steps:
-        taken = {action: event.end - event.start for action, event in step.actions.items()}
-        each = _EachAction(**{name: getattr(fed, name) for name in names}, taken_s=taken)
-        spans.append(simulate(schedule, each).makespan_s)
-    return statistics.median(spans)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
-    """Hold a gap before an action for which all was there."""
-
-    before: Action
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
-    """Say where the seconds of one rank in one step went.
-
-    `busy_s` is time inside of actions, by kind. Of the gaps between them, `bubble_s` is time in
-    which what the next action needs did not exist, `message_s` from its existence on the other
-    rank to the start of the action, `gaps` those in which all was there. `outside_s` is the step
-    before the first action and after the last one of any rank.
-    """
-
-    busy_s: Mapping[ActionKind, float]
-    bubble_s: float
-    message_s: float
-    gaps: tuple[Gap, ...]
-    outside_s: float
-
-    @property
-    def executor_s(self) -> float:
-        """Return the seconds of all gaps in which all was there."""
-        return sum(gap.seconds for gap in self.gaps)
-
-
-def shares(schedule: Schedule, step: Step, rank: int, transfer_s: float) -> Shares:
-    """Return where the time of `rank` went in one step; a message alone takes `transfer_s`."""
-    busy: dict[ActionKind, float] = {}
-    bubble = message = 0.0
-    gaps: list[Gap] = []
-    now = step.start_s
-    for action in schedule.actions[rank]:
-        event = step.actions[action]
-        busy[action.kind] = busy.get(action.kind, 0.0) + event.end - event.start
-        ready = _ready_s(schedule, step, action, rank)
-        if ready is not None and ready + transfer_s > now:
-            bubble += max(0.0, ready - now)
-            message += event.start - max(now, ready)
-        else:
-            gaps.append(Gap(before=action, seconds=event.start - now))
-        now = event.end
-    end = step.start_s + step.span_s
-    outside = (step.start_s - step.begins[rank]) + (step.ends[rank] - end)
-    return Shares(
-        busy_s=busy,
-        bubble_s=bubble + end - now,
-        message_s=message,
-        gaps=tuple(gaps),
-        outside_s=outside,
-    )
-
-
-def _ready_s(schedule: Schedule, step: Step, action: Action, rank: int) -> float | None:
-    """Return when another rank had made what `action` needs; None where no rank had to."""
-    if action.kind is ActionKind.W:
-        return None
-    source = action.stage + (-1 if action.kind is ActionKind.F else 1)
-    if source not in range(schedule.num_stages):
-        return None
-    if schedule.rank_of(source, action.microbatch) == rank:
-        return None
-    if action.kind is ActionKind.F:
-        return step.actions[replace(action, stage=source)].end
-    kinds = (ActionKind.B, ActionKind.BW)
-    made = (Action(kind, source, action.microbatch) for kind in kinds)
-    return next(step.actions[one].end for one in made if one in step.actions)

@@ -107,8 +107,7 @@ if TYPE_CHECKING:
     )
     from echelon.core.plan import Plan
     from echelon.core.version import __version__
-    from echelon.planner.answer.answer import PlanAnswer
-    from echelon.planner.answer.sizes import SizesAnswer
+    from echelon.planner.answer.answer import PlanAnswer, SizesAnswer
     from echelon.proof.verify.case import Fused, Logical, OneDevice, OnRank, VerifyCase
 else:
     # A type checker reads the imports above; with this function it would take any name for right.
@@ -133,7 +132,7 @@ else:
         "PlanAnswer": "echelon.planner.answer.answer",
         "ProofFailed": _ERRORS,
         "RunFailed": _ERRORS,
-        "SizesAnswer": "echelon.planner.answer.sizes",
+        "SizesAnswer": "echelon.planner.answer.answer",
         "TrainResult": "echelon.api.training",
         "VerifyCase": _CASE,
         "__version__": "echelon.core.version",

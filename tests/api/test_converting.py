@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import echelon as ec
-from echelon.api.converting import ExportedRun, read_plan
-from echelon.interop.export import ExportedFiles
+from echelon.api.converting import read_plan
+from echelon.interop.export import ExportedRun
 
 
 def test_a_configuration_of_another_tool_is_a_run(tmp_path: Path) -> None:
@@ -26,8 +26,7 @@ def test_a_configuration_of_another_tool_is_a_run(tmp_path: Path) -> None:
 
 
 def test_files_that_name_others_are_written_together_or_not_at_all(tmp_path: Path) -> None:
-    files = ExportedFiles(tool="torchtitan", text="a", beside={"b.txt": "b"}, notes=())
-    found = ExportedRun(found=files)
+    found = ExportedRun(tool="torchtitan", text="a", beside={"b.txt": "b"}, notes=())
     with pytest.raises(ec.EchelonError, match="export-needs-out"):
         found.require_alone()
     (tmp_path / "b.txt").write_text("there")

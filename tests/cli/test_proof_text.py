@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.cli.prove import bisection_text, proof_text, subject_text
+from echelon.cli.prove import bisection_text, proof_text
 from echelon.core.rulebook.prove import PROVE_LOSS, PROVE_PARAMETERS
 from echelon.core.rules import Rule
 from echelon.proof.bisect.verdict import Bisection, NeededPart
@@ -37,7 +37,7 @@ def test_each_precision_has_a_column_and_a_failure_its_mark() -> None:
             ProofPass(precision="fp32", claims=exact[1:], diagnosis=None),
         ),
     )
-    text = subject_text(proof)
+    text = proof_text(proof)
     assert text.startswith("ddp.py: dp2 beside one device, 3 steps, seed 0; 1 parameter of 4")
     rows = [line.split() for line in text.splitlines()[2:5]]
     assert rows[0] == ["claim", "compared", "fp64", "fp32"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from echelon.config.files.times_file import PASSES, UNITS, TimesFile, fitted_settings
+from echelon.config.files.measurements import PASSES, UNITS, TimesFile, fitted_settings
 from echelon.core.plan import Plan
 
 

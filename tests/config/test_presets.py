@@ -8,7 +8,7 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.config.presets import about, preset_names, read_preset
-from echelon.config.rules.plan import require_trainable
+from echelon.config.rules.finders import require_trainable
 from echelon.core.cluster import Link
 from echelon.core.model_shape import RopeScaling
 from echelon.core.parameters import num_active_parameters, num_parameters

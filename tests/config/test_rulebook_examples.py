@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from echelon.config.load import load_job
-from echelon.config.rules.plan import plan_problems
+from echelon.config.rules.finders import plan_problems
 from echelon.core.errors import ConfigError, InfeasiblePlan
 from echelon.core.rulebook import all_rules, areas
 from echelon.core.rulebook.pipeline import SCHEDULE_SEARCH_HAS_MEMORY

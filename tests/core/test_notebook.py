@@ -11,7 +11,7 @@ import echelon as ec
 from echelon.config.load import load_job
 from echelon.core.notebook import NotebookViews
 from echelon.page.documents.plan import plan_page
-from echelon.page.drawn.static import static_html
+from echelon.page.drawn.document import static_html
 
 SOURCE = Path(ec.__file__).parent
 

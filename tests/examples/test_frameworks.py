@@ -68,7 +68,7 @@ def test_a_wrong_program_of_a_framework_is_named(name: str) -> None:
 def test_types_accept_and_refuse_what_the_guide_says() -> None:
     """The script exits 1 where a verdict of spmd_types is not the expected one."""
     done = subprocess.run(
-        [PYTHON, "-W", "ignore", "-m", "bench.spmd_types_check"],
+        [PYTHON, "-W", "ignore", "-m", "tests.examples.spmd_types_check"],
         capture_output=True,
         text=True,
         check=False,

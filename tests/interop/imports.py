@@ -10,7 +10,7 @@ from typing import Any
 
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError, Problem
-from echelon.interop.importer import Imported, import_file, imported_toml, parse_keys
+from echelon.interop.importer import ImportedRun, import_file, parse_keys
 from echelon.interop.key_reader import KeyOutcome
 from echelon.interop.tools import ToolName
 
@@ -30,14 +30,14 @@ class Imports:
         extends: str | None = None,
         ranks: int | None = None,
         sets: Sequence[str] = (),
-    ) -> Imported:
+    ) -> ImportedRun:
         """Return an import, once every key is accounted for and its run.toml is the same run."""
         text = cleandoc(config) + "\n" if isinstance(config, str) else json.dumps(config)
         path = self.folder / "foreign"
         path.write_text(text, encoding="utf-8")
         found = import_file(path, kind=self.kind, extends=extends, ranks=ranks, sets=sets)
         written = self.folder / "foreign.toml"
-        written.write_text(imported_toml(found, self.folder), encoding="utf-8")
+        written.write_text(found.to_toml(self.folder), encoding="utf-8")
         told = {row.key.replace(".fsdp_", ".") for row in found.rows}
         given = parse_keys(self.kind, path, path.read_text(encoding="utf-8"))
         assert {key.replace(".fsdp_", ".") for key in given} <= told
@@ -66,11 +66,11 @@ def zero(stage: int, **keys: object) -> dict[str, Any]:
     return {"zero_optimization": {"stage": stage, **keys}}
 
 
-def rows_of(found: Imported, key: str) -> list[KeyOutcome]:
+def rows_of(found: ImportedRun, key: str) -> list[KeyOutcome]:
     """Return what became of one key."""
     return [row for row in found.rows if row.key == key]
 
 
-def set_by(found: Imported, key: str) -> dict[str, object]:
+def set_by(found: ImportedRun, key: str) -> dict[str, object]:
     """Return the settings that one key became."""
     return {row.setting: row.value for row in rows_of(found, key) if row.setting}

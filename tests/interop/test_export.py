@@ -12,7 +12,7 @@ import yaml
 from echelon.config.job import Job
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError, Problem
-from echelon.interop.export import ExportedFiles, export_plan
+from echelon.interop.export import ExportedRun, export_plan
 from echelon.interop.importer import detect_tool, import_file
 from echelon.interop.tools import TARGETS, WRITTEN_TOOLS, TargetName, WrittenToolName
 from tests.interop.plans import job_of, plans
@@ -139,14 +139,14 @@ def test_deepspeed_tells_in_one_place_what_its_json_cannot_say() -> None:
     assert "blocks of each stage (partition_method): 2, 2" in notes
 
 
-def written(found: ExportedFiles, folder: Path) -> Path:
+def written(found: ExportedRun, folder: Path) -> Path:
     """Write a file and those beside it, and return its path."""
     for name, text in {**found.beside, "exported.toml": found.text}.items():
         (folder / name).write_text(text, encoding="utf-8")
     return folder / "exported.toml"
 
 
-def export_or_refusal(job: Job, to: TargetName) -> ExportedFiles | ConfigError:
+def export_or_refusal(job: Job, to: TargetName) -> ExportedRun | ConfigError:
     """Return an export, or the error that refuses it."""
     try:
         return export_plan(job.plan, to, job)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from echelon.core.errors import ConfigError
-from echelon.interop.importer import detect_tool, import_file, imported_toml, mapping_rows
+from echelon.interop.importer import detect_tool, import_file, mapping_rows
 from tests.interop.imports import Imports, zero
 
 
@@ -58,7 +58,7 @@ def test_a_file_without_a_dtype_is_of_fp32_on_any_device(tmp_path: Path) -> None
 def test_each_setting_names_its_key_and_each_key_stands_once(tmp_path: Path) -> None:
     imported = Imports(tmp_path, "deepspeed")
     found = imported({**zero(2), "train_batch_size": 16, "steps_per_print": 5}, ranks=4)
-    text = imported_toml(found, tmp_path)
+    text = found.to_toml(tmp_path)
     assert "(DeepSpeed)" in text.splitlines()[0]
     run = tomllib.loads(text)
     assert run["extends"] == "nano"

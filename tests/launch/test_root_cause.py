@@ -6,7 +6,14 @@ import pickle
 
 import pytest
 
-from echelon.launch.root_cause import FaultKind, RankFailure, RankFault, find_root_cause, settle_s
+from echelon.launch.root_cause import (
+    FaultKind,
+    RankFailure,
+    RankFault,
+    SignsOfLife,
+    find_root_cause,
+    settle_s,
+)
 
 CAUSES_FIRST = (
     FaultKind.KILLED,
@@ -48,3 +55,19 @@ def test_a_failure_names_rank_and_place_and_crosses_processes() -> None:
     assert str(again) == str(failure)
     assert str(failure).startswith("error[rank-killed]: rank 3 (pp1 tp1): went away")
     assert failure.exit_code == 4
+
+
+def test_a_rank_is_stopped_or_silent_once_it_was_so_for_long() -> None:
+    signs = SignsOfLife(heard_at=10.0)
+
+    def missed(now: float, *, stopped: bool = False) -> FaultKind | None:
+        wrong = signs.missed(now, stopped=stopped, stopped_s=3.0, silent_s=5.0)
+        return None if wrong is None else wrong[0]
+
+    assert missed(15.0) is None
+    assert missed(15.5) is FaultKind.SILENT
+    assert missed(16.0, stopped=True) is None
+    assert missed(19.0, stopped=True) is FaultKind.STOPPED
+    signs.heard_at = 20.0
+    assert missed(21.0) is None
+    assert missed(22.0, stopped=True) is None

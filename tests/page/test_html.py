@@ -33,7 +33,7 @@ def document(text: str = "a run", value: float | None = 1.5) -> PageDocument:
         subject=text,
         verdict=text,
         good=True,
-        facts=(Fact(name=text, value=text),),
+        facts=(Fact(text, text),),
         sections=(Section(id="one", title=text, summary=text, figure=figure),),
         made_by="Echelon",
     )

@@ -12,7 +12,7 @@ from echelon.core.rulebook.prove import PROVE_GRADIENTS
 from echelon.page.documents.comparison import comparison_page
 from echelon.page.documents.proof import proof_page
 from echelon.page.documents.run import run_page
-from echelon.page.drawn.static import static_html
+from echelon.page.drawn.document import static_html
 from echelon.page.notebook import rehearsal_html
 from echelon.planner.explain.compare import compare_plans
 from echelon.proof.claims.claims import ClaimResult
@@ -21,7 +21,7 @@ from echelon.telemetry.summary import summarize_run
 from tests.page.documents.test_rehearsal import rehearsal
 from tests.page.documents.test_run import steps, written
 from tests.page.drawn.reading import HOSTILE
-from tests.page.drawn.test_static import HARMLESS, Reader
+from tests.page.drawn.test_document_static import HARMLESS, Reader
 
 
 def test_a_proof_is_its_page() -> None:

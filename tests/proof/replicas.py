@@ -10,8 +10,8 @@ import torch
 from echelon.core.plan import Plan
 from echelon.proof.claims.checks import dp_rank_of
 from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.evidence.evidence import float64_tolerance
 from echelon.proof.evidence.run import INITIAL
-from echelon.proof.evidence.tolerance import float64_tolerance
 from echelon.proof.observed import ObservedRun
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.oracle import OracleStep, run_oracle

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from echelon.config.rules.plan import plan_problems
+from echelon.config.rules.finders import plan_problems
 from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import Experts, LatentAttention, ModelShape, RopeScaling

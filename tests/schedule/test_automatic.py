@@ -93,7 +93,6 @@ def test_equal_stages_reach_the_bound(limit: int | None) -> None:
     limits = None if limit is None else (limit,) * 4
     found = find_schedule((0, 1, 2, 3), 8, Durations.uniform(4), most_in_flight=limits)
     assert found.makespan_s == found.lower_bound_s == 3 + 3 * 8
-    assert found.gap == 0
 
 
 @pytest.mark.parametrize(("transfer_s", "limit"), [(0.2, 4), (0.2, None), (0.5, 4), (0.5, 8)])
@@ -105,7 +104,7 @@ def test_it_beats_every_fixed_schedule_where_transfers_cost(
     found = find_schedule((0, 1, 2, 3), 4, durations, most_in_flight=limits)
     assert {"naive", "gpipe", "1f1b", "zb-h1"} <= set(found.fixed)
     assert found.makespan_s < min(found.fixed.values())
-    assert found.gap < 0.01
+    assert found.makespan_s / found.lower_bound_s < 1.01
 
 
 def test_less_memory_makes_it_no_faster() -> None:

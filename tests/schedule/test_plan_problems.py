@@ -11,12 +11,11 @@ import pytest
 
 import echelon as ec
 from echelon.config.load import load_job
-from echelon.config.rules.plan import require_trainable
+from echelon.config.rules.finders import require_trainable
 from echelon.core.errors import InfeasiblePlan
 from echelon.core.plan import Plan
 from echelon.schedule.build import build_schedule
-from echelon.schedule.from_plan import stage_placement_from_plan
-from echelon.schedule.plan_problems import pipeline_problems
+from echelon.schedule.from_plan import pipeline_problems, stage_placement_from_plan
 from tests.parallel.layouts import QWEN, plan_of
 from tests.parallel.pipeline.pipelines import EVERY, pipeline_plan
 

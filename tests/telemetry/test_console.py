@@ -97,8 +97,8 @@ def test_plain_lines_where_there_is_no_terminal() -> None:
     for step in range(1, 13):
         console.step(line(step, 12))
         if step == 6:
-            console.validated(6, 2.25)
-            console.saved(6, Path("checkpoints/step-000006"))
+            console.noted(6, "validation loss 2.2500")
+            console.noted(6, "saved checkpoints/step-000006")
     console.close()
     lines = stream.getvalue().splitlines()
     assert [text.split("  ")[0] for text in lines] == [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.config.rules.plan import require_trainable
+from echelon.config.rules.finders import require_trainable
 from echelon.core.errors import CheckpointError
 from echelon.core.serialize import to_json
 from echelon.launch.local.supervisor import RankPool

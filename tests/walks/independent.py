@@ -17,11 +17,10 @@ from dataclasses import replace
 
 from echelon.config.load import load_job
 from echelon.config.presets import preset_names
-from echelon.config.rules.plan import require_trainable
+from echelon.config.rules.finders import require_trainable
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
-from echelon.proof.independent.comparison import TRANSFORMERS
-from echelon.proof.independent.naming import independent_pass
+from echelon.proof.independent.comparison import TRANSFORMERS, independent_pass
 from echelon.proof.oracle.loss_scale import with_overflow_scale
 from echelon.proof.shrink import num_steps, shrink
 from tests.walks.matrix.walk import sample

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from echelon.page.explorer.broken_rules import broken_rules
-from echelon.page.explorer.run_file import run_text
+from echelon.page.explorer.controls import run_text
 from tests.page.explorer.random_controls import Settings, legal_settings, random_settings, tables
 from web.formulas.compiler.module import module_text
 from web.formulas.guides import guide_ways

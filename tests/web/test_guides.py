@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from echelon.config.load import load_job
-from echelon.handbook.guides.comparison import advise
+from echelon.handbook.guides.practices import advise
 from echelon.handbook.guides.situation import PlanSituation
 from echelon.handbook.guides.trees import TREES
-from echelon.page.explorer.run_file import run_text
+from echelon.page.explorer.controls import run_text
 from tests.page.explorer.random_controls import legal_settings, tables
 from web.formulas.guides import guide_ways
 
@@ -23,7 +23,7 @@ def agree_on_ways(tmp_path: Path, seed: int, count: int) -> Counter[str]:
         path = tmp_path / "run.toml"
         path.write_text(run_text(*settings), encoding="utf-8")
         plan = load_job(path).plan
-        advised = advise(PlanSituation(plan))
+        advised = advise(PlanSituation.of(plan))
         found = guide_ways(tables(), *settings)
         assert [one.id for one in found] == [one.id for one in advised.advice]
         for way, (advice, differs) in zip(found, advised.against(plan), strict=True):

@@ -8,7 +8,7 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
-from echelon.page.explorer.run_file import run_text
+from echelon.page.explorer.controls import run_text
 from tests.page.explorer.random_controls import legal_settings, tables
 from web.formulas.inputs import inputs_of_controls
 

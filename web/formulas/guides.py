@@ -10,12 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from web.formulas.inputs import machine_numbers, model_shape
-
 from echelon.core.cluster import Link
-from echelon.core.model_shape import ModelShape
 from echelon.core.plan import RecomputePolicy
-from echelon.cost.bytes.model_sizes import StatePrecision
 from echelon.cost.inputs.cost_inputs import CostInputs
 from echelon.cost.seconds.from_plan import model_numbers_from_shape
 from echelon.handbook.guides.practices import SIZE_GUIDE, rows_for
@@ -29,6 +25,7 @@ from echelon.planner.predict.split_memory import (
     guide_constants,
     layout_of_split,
 )
+from web.formulas.inputs import machine_numbers, model_shape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,77 +34,8 @@ class ControlsSituation(Situation):
 
     tables: Record
     controls: Controls
-    shape: ModelShape
     preset: Record
     place: Record
-
-    @property
-    def model(self) -> ModelShape:
-        """Return the shape of the model."""
-        return self.shape
-
-    @property
-    def num_parameters(self) -> int:
-        """Return psi."""
-        return self.preset["parameters"]
-
-    @property
-    def largest_block(self) -> int:
-        """Return the weights of the largest block."""
-        return self.preset["largest_block"]
-
-    @property
-    def precision(self) -> StatePrecision:
-        """Return the bytes that a weight takes."""
-        return bytes_of_weight(PRECISIONS[self.controls.precision], self.controls.optimizer)
-
-    @property
-    def global_sequences(self) -> int:
-        """Return the sequences of a step."""
-        return self.controls.sequences
-
-    @property
-    def microbatch_sequences(self) -> int:
-        """Return the sequences of a microbatch."""
-        return self.controls.microbatch
-
-    @property
-    def positions(self) -> int:
-        """Return the positions of a sequence."""
-        return self.controls.length
-
-    @property
-    def memory(self) -> int:
-        """Return the memory of a device, in bytes."""
-        return self.place["memory_bytes"]
-
-    @property
-    def nodes(self) -> int:
-        """Return the number of nodes."""
-        return self.place["nodes"]
-
-    @property
-    def devices_per_node(self) -> int:
-        """Return the number of devices of a node."""
-        return self.place["devices_per_node"]
-
-    @property
-    def domain(self) -> int:
-        """Return how many devices the fast links join."""
-        return self.place["fast_domain"]
-
-    @property
-    def links(self) -> tuple[Link, ...]:
-        """Return the links, fastest first."""
-        return tuple(
-            Link(
-                name=link["name"],
-                degree=link["degree"],
-                bandwidth=link["bandwidth"],
-                latency_s=link["latency_s"],
-            )
-            for link in self.place["links"]
-        )
 
     def inputs(self, split: GuideSplit, recompute: RecomputePolicy | None) -> CostInputs:
         """Return what the formulas read of a split: guides know one dtype, and no kernels."""
@@ -121,7 +49,7 @@ class ControlsSituation(Situation):
         )
         machine = machine_numbers(self.tables, controls, self.preset, self.place)
         return CostInputs(
-            model=model_numbers_from_shape(self.shape, controls.length, tp=layout.tp),
+            model=model_numbers_from_shape(self.model, controls.length, tp=layout.tp),
             machine=replace(machine, attention_flops=machine.peak_flops),
             software=guide_constants(precision, controls.optimizer, gpus=self.place["gpus"]),
             layout=layout,
@@ -161,9 +89,28 @@ def guide_ways(
     situation = ControlsSituation(
         tables=tables,
         controls=controls,
-        shape=model_shape(model["shape"]),
         preset=model,
         place=cluster,
+        model=model_shape(model["shape"]),
+        num_parameters=model["parameters"],
+        largest_block=model["largest_block"],
+        precision=bytes_of_weight(PRECISIONS[controls.precision], controls.optimizer),
+        global_sequences=controls.sequences,
+        microbatch_sequences=controls.microbatch,
+        positions=controls.length,
+        memory=cluster["memory_bytes"],
+        nodes=cluster["nodes"],
+        devices_per_node=cluster["devices_per_node"],
+        domain=cluster["fast_domain"],
+        links=tuple(
+            Link(
+                name=link["name"],
+                degree=link["degree"],
+                bandwidth=link["bandwidth"],
+                latency_s=link["latency_s"],
+            )
+            for link in cluster["links"]
+        ),
     )
     found: list[GuideWay] = []
     for tree in TREES:

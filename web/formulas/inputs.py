@@ -21,13 +21,13 @@ from echelon.core.model_shape import (
 )
 from echelon.cost.inputs.cost_inputs import CostInputs, TrainerConstants
 from echelon.cost.inputs.numbers import LayoutNumbers, MachineNumbers, Num, TierNumbers, ceil_div
-from echelon.cost.seconds.flops import flops_of_weights
 from echelon.cost.seconds.from_plan import (
     constants_for_precision,
     gathered_weight_bytes,
     model_numbers_from_shape,
     summed_weight_bytes,
 )
+from echelon.cost.seconds.kernels import flops_of_weights
 from echelon.cost.seconds.step import step_seconds
 from echelon.page.explorer.controls import INT8_BLOCK, OPERATORS, PRECISIONS, Controls, Record
 from echelon.planner.predict.estimate import closed_form_bytes

@@ -20,8 +20,7 @@ from echelon.cost.inputs import pipeline
 from echelon.cost.inputs.pipeline import schedule_index
 from echelon.cost.seconds.from_plan import num_states
 from echelon.page.explorer.broken_rules import broken_rules
-from echelon.page.explorer.controls import controls_of_record
-from echelon.page.explorer.run_file import run_text
+from echelon.page.explorer.controls import controls_of_record, run_text
 from echelon.planner.view.terms import tone_of
 from echelon.schedule.build import SCHEDULES, unknown_schedule
 from web.formulas.compiler.module import module_text

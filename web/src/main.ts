@@ -5,8 +5,7 @@ import { el } from "./dom";
 import { explorer } from "./explorer/explorer";
 import type { ExplorerDocument } from "./explorer/state";
 import { isLesson } from "./lessons/address";
-import { book, tabs } from "./lessons/book";
-import { unpacked } from "./lessons/packed";
+import { book, tabs, unpacked } from "./lessons/book";
 import { page } from "./page";
 
 const SCHEMA = 1;

@@ -1,24 +1,31 @@
-"""The device of a row by name: one of the catalogue, or of `other_devices.py`.
+"""The device of a row by name: one of the catalogue, or of those that it does not have.
 
 Names are matched by their words ("A100-80GB", "H100 SXM5 80GB", "NVIDIA A100-SXM4-40GB"); what a
 name says beside (GB of memory, HBM2e, a limit of so many W) changes the device. One that is not
 there takes the device that is nearest by name, or what was usual in its year.
+
+`bench/data/devices.csv` has what vendors print of the others, with its source, and the pattern by
+which a name is spelt, the more special of two first; rows of the kind "catalogue" are spellings of
+devices that the catalogue has. Peaks are dense, of one chip; memory is in GiB, bandwidth in GB/s. A
+chip of a torus sends on all of its axes both ways: its rate is that of all of them. How near to a
+peak they come is assumed for their kind: arrays that multiply whole matrices, or multiprocessors.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from difflib import SequenceMatcher
 from functools import cache
 from typing import cast
 
-from bench.accuracy.published.other_devices import CHIPS, device_spelt, other_cluster
-from bench.accuracy.published.refusals import Refused
-from bench.accuracy.published.rows import Row
+from bench.accuracy.published.known_models import data_rows, data_tables
+from bench.accuracy.published.rows import Refused, Row
+from echelon.config.cluster.links import link_presets
 from echelon.config.cluster.settings import named_cluster
 from echelon.config.presets import preset_names, read_preset
-from echelon.core.cluster import Cluster, Device
+from echelon.core.cluster import Cluster, Device, Efficiency, Link
 from echelon.core.rulebook.config import MISSING_SETTING
 
 MANY_NODES = 1008
@@ -118,3 +125,60 @@ def _cluster_named(key: str) -> Cluster:
     built = named_cluster(f"{MANY_NODES * size}x{key}", "the catalogue")
     assert isinstance(built, Cluster), built
     return built
+
+
+EVERYWHERE = 1 << 30
+HOP_S, REACHED, HALF_BYTES = 2e-6, 0.8, 4e6
+"""Of links between chips of a node or a torus: seconds of a hop, share reached, half message."""
+KINDS: Mapping[str, Efficiency] = {
+    kind: Efficiency(**known) for kind, known in data_tables("priors.toml")["kind"].items()
+}
+ROWS: Mapping[str, Mapping[str, str]] = {row["name"]: row for row in data_rows("devices.csv")}
+CHIPS = frozenset(name for name, row in ROWS.items() if row["kind"] != "catalogue")
+"""Devices that the catalogue does not have."""
+
+
+def device_spelt(name: str) -> str:
+    """Return which row of the table a name speaks of, or ""."""
+    text = re.sub(r"[\s_]+", "-", name.lower())
+    return next((key for key, row in ROWS.items() if re.search(row["spelt"], text)), "")
+
+
+@cache
+def other_cluster(key: str) -> Cluster:
+    """Return a cluster of so many of one of CHIPS that it has every tier."""
+    row = ROWS[key]
+    half = float(row["bf16_tflops"]) * 1e12
+    peaks = [("bf16", half), ("fp16", half)]
+    if "fp8_tflops" in row:
+        peaks.append(("fp8", float(row["fp8_tflops"]) * 1e12))
+    network = link_presets()[row["network"]]
+    near = Link(
+        name="links of the node",
+        degree=int(row["joined"]),
+        bandwidth=float(row["near_gb_per_s"]) * 1e9,
+        latency_s=HOP_S,
+        efficiency=REACHED,
+        half_bytes=HALF_BYTES,
+    )
+    far = Link(
+        name=network.name,
+        degree=EVERYWHERE,
+        bandwidth=network.bandwidth,
+        latency_s=network.latency_s,
+        efficiency=network.efficiency,
+        half_bytes=network.half_bytes,
+    )
+    return Cluster(
+        name=key,
+        device=Device(
+            name=key,
+            memory_bytes=round(int(row["memory_gib"]) * 2.0**30),
+            memory_bandwidth=float(row["memory_gb_per_s"]) * 1e9,
+            peak_flops=tuple(peaks),
+            efficiency=KINDS[row["kind"]],
+        ),
+        devices_per_node=int(row["per_node"]),
+        nodes=EVERYWHERE // int(row["per_node"]),
+        links=(near, far),
+    )

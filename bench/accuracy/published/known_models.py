@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
+import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -55,6 +56,11 @@ def data_rows(file: str) -> list[dict[str, str]]:
     """Return the rows of a table of `bench/data`, each without its blank cells."""
     with (DATA / file).open(encoding="utf-8", newline="") as lines:
         return [{k: cell for k, cell in row.items() if cell} for row in csv.DictReader(lines)]
+
+
+def data_tables(file: str) -> dict[str, Any]:
+    """The tables of a TOML file of `bench/data`."""
+    return tomllib.loads((DATA / file).read_text(encoding="utf-8"))
 
 
 @cache

@@ -16,8 +16,7 @@ import re
 from collections.abc import Mapping
 
 from bench.accuracy.published.memory_settings import is_compiled, words_of
-from bench.accuracy.published.refusals import Refused
-from bench.accuracy.published.rows import Row
+from bench.accuracy.published.rows import Refused, Row
 from echelon.core.rulebook.config import OUT_OF_RANGE
 
 LOGITS_HELD: Mapping[str, float] = {"in-place": 4.0, "fused": 0.25, "narrow": 8.0}

@@ -17,8 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from bench.accuracy.published.refusals import Refused
-from bench.accuracy.published.rows import Row
+from bench.accuracy.published.rows import Refused, Row
 from echelon.core.rulebook.config import OUT_OF_RANGE
 from echelon.cost.inputs.cost_inputs import TrainerConstants
 

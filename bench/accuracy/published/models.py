@@ -11,8 +11,7 @@ import re
 from typing import Any, cast
 
 from bench.accuracy.published.known_models import Sizes, known_model
-from bench.accuracy.published.refusals import Refused
-from bench.accuracy.published.rows import MOST, Row
+from bench.accuracy.published.rows import MOST, Refused, Row
 from echelon.core.attention_mask import AttentionMask
 from echelon.core.rulebook.config import MISSING_SETTING, OUT_OF_RANGE
 from echelon.cost.inputs.numbers import ModelNumbers

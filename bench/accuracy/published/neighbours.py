@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bench.accuracy.groups import publisher_of
-from bench.accuracy.published.links import WITHOUT_NETWORK
+from bench.accuracy.published.machines import WITHOUT_NETWORK
 from bench.accuracy.published.rows import Row
 
 OTHER_ROWS = "other rows of the publisher"

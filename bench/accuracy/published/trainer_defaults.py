@@ -23,8 +23,7 @@ from importlib.resources import files
 
 from bench.accuracy.published.loss_settings import logits_held
 from bench.accuracy.published.memory_settings import frees_gradients, is_pure, with_states
-from bench.accuracy.published.refusals import Refused
-from bench.accuracy.published.rows import Row
+from bench.accuracy.published.rows import Refused, Row
 from echelon.core.rulebook.config import OUT_OF_RANGE
 from echelon.cost.inputs.cost_inputs import TrainerConstants
 

@@ -35,14 +35,7 @@ if TYPE_CHECKING:
 
     from echelon.parallel.transport.collectives import Group
 
-__all__ = [
-    "all_gather",
-    "all_reduce",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "reduce_scatter",
-]
+__all__ = ["all_gather", "all_reduce", "all_to_all", "broadcast", "reduce", "reduce_scatter"]
 
 
 def all_reduce(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.api.planning import ranks_of
 from echelon.config.load import load_job
-from echelon.config.rules.plan import require_trainable
+from echelon.config.rules.finders import require_trainable
 from echelon.core.choices.strategies import STRATEGIES, why_no_strategy
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.messages.names import names_within

@@ -112,13 +112,7 @@ def export_weights(  # noqa: PLR0913 - each is one choice of the caller, by its 
     EnvironmentProblem; RankFailure for a rank that died.
     """
     _require_sizes(
-        {
-            "--file-bytes": file_bytes,
-            "--threads": threads,
-            "--ranks": ranks,
-            "--tp": tp,
-            "--pp": pp,
-        }
+        {"--file-bytes": file_bytes, "--threads": threads, "--ranks": ranks, "--tp": tp, "--pp": pp}
     )
     sizes = {"--file-bytes": file_bytes, "--tp": tp, "--pp": pp}
     _require_effect(to, dtype, model_type, {**sizes, "--adapters": adapters or None})

@@ -222,11 +222,7 @@ def _run(task: GenerateTask) -> tuple[int, tuple[RankWriting, ...]]:
         return 0, (_run_here(task),)
     else:
         outcome = run_ranks(
-            GENERATE_RANK,
-            to_json(task),
-            world_size=mesh.world_size,
-            labels=labels,
-            options=options,
+            GENERATE_RANK, to_json(task), world_size=mesh.world_size, labels=labels, options=options
         )
     return outcome.rank, outcome.require()
 

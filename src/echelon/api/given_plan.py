@@ -24,7 +24,7 @@ GivenPlan: TypeAlias = Plan | PlanHolder
 
 def plan_from_given(given: GivenPlan) -> Plan:
     """Return the plan that is meant; TypeError where there is none."""
-    from echelon.planner.answer.sizes import SizesAnswer
+    from echelon.planner.answer.answer import SizesAnswer
 
     found = given if isinstance(given, Plan) else getattr(given, "plan", None)
     if not isinstance(found, Plan):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from echelon.config.files.times_file import unit_times_from_job
+from echelon.config.files.measurements import unit_times_from_job
 from echelon.config.job import Job
 from echelon.core.errors import EchelonError
 from echelon.telemetry.routing import ExpertHotspots, read_hotspots

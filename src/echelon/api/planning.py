@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ec.plan`, `ec.compare`, `ec.prove`, `ec.bisect`: plans, side by side and beside one process.
+"""`ec.plan`, `ec.prove`, `ec.bisect`: plans, alone and compared with one process.
 
 A run file or preset becomes a Plan; a model and a cluster become an answer: which plan is best, and
 what it takes.
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from echelon.api.given_plan import GivenPlan, plan_from_given
-from echelon.config.files.program import require_subject
 from echelon.config.load import load_job
-from echelon.config.rules.plan import require_trainable
+from echelon.config.reading import require_subject
+from echelon.config.rules.finders import require_trainable
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.optional import optional_package, require_package
 from echelon.core.plan import Plan
@@ -36,8 +36,7 @@ from echelon.planner.search.request import (
 )
 
 if TYPE_CHECKING:
-    from echelon.planner.answer.answer import PlanAnswer
-    from echelon.planner.answer.sizes import SizesAnswer
+    from echelon.planner.answer.answer import PlanAnswer, SizesAnswer
     from echelon.planner.search.request import Objective
     from echelon.proof.bisect.verdict import Bisection
     from echelon.proof.run import RankRunner
@@ -194,7 +193,7 @@ def _on_what_exists(
 ) -> PlanAnswer | SizesAnswer:
     """Return what to run on the GPUs of this machine, or on four clusters where it has none."""
     from echelon.launch.gpus import own_cluster
-    from echelon.planner.answer.sizes import SizesAnswer
+    from echelon.planner.answer.answer import SizesAnswer
     from echelon.planner.explain.no_plan import NothingFits
     from echelon.planner.recommend.recommend import NO_SIZE, four_sizes
 
@@ -202,14 +201,8 @@ def _on_what_exists(
     if own.name is not None:
         return _searched(run, own.name, settings, pins, aim)
     if aim.objective == LONGEST_SEQUENCE:
-        typed = f"objective={aim.objective!r}"
-        problem = BAD_ARGUMENT.problem(
-            f"{typed} is about one cluster, none is named, and this machine has no GPU that is "
-            "known",
-            set_by=typed,
-            suggestions=('cluster="8xh100"',),
-        )
-        raise ConfigError(problem)
+        why = "is about one cluster, none is named, and this machine has no GPU that is known"
+        raise _bad_argument(f"objective={aim.objective!r}", why, 'cluster="8xh100"')
     found = four_sizes(
         lambda name: make_request(run, cluster=name, settings=settings, pins=pins, aim=aim)
     )
@@ -237,15 +230,16 @@ def _searched(
     raise explain_no_plan(found)
 
 
+def _bad_argument(typed: str, why: str, instead: str) -> ConfigError:
+    problem = BAD_ARGUMENT.problem(f"{typed} {why}", set_by=typed, suggestions=(instead,))
+    return ConfigError(problem)
+
+
 def _texts(name: str, given: Sequence[str], example: str) -> tuple[str, ...]:
     """Return a list of texts; a single one is a list of one, and nothing else is one."""
     found = (given,) if isinstance(given, str) else given
     if isinstance(found, Mapping) or not all(isinstance(one, str) for one in found):
-        typed = f"{name}={given!r}"
-        problem = BAD_ARGUMENT.problem(
-            f"{typed} is no list of texts", set_by=typed, suggestions=(f'{name}=["{example}"]',)
-        )
-        raise ConfigError(problem)
+        raise _bad_argument(f"{name}={given!r}", "is no list of texts", f'{name}=["{example}"]')
     return tuple(found)
 
 
@@ -254,11 +248,7 @@ def _price(given: float | None) -> float | None:
     try:
         return None if given is None else float(given)
     except (TypeError, ValueError):
-        typed = f"price={given!r}"
-        problem = BAD_ARGUMENT.problem(
-            f"{typed} is no number", set_by=typed, suggestions=("price=2.5",)
-        )
-        raise ConfigError(problem) from None
+        raise _bad_argument(f"price={given!r}", "is no number", "price=2.5") from None
 
 
 def _settings_of_batch(batch: Batch | None) -> dict[str, str]:
@@ -312,7 +302,7 @@ def prove(
     plan = plan_from_given(plan)
     if independent:
         optional_package("torch", extra="train", purpose="proving a plan")
-        from echelon.proof.independent.naming import independent_pass
+        from echelon.proof.independent.comparison import independent_pass
         from echelon.proof.independent.optimizers import require_formula
 
         require_formula(plan.mathematics.optimizer)
@@ -351,7 +341,7 @@ def ranks_of(plan: Plan, subject: str | None) -> Iterator[RankRunner]:
     require_trainable(plan)
     if subject is not None:
         require_subject(subject)
-    from echelon.config.rules.plan import require_offload_dir
+    from echelon.config.rules.finders import require_offload_dir
     from echelon.launch.local.supervisor import RankPool
     from echelon.launch.room import require_kernels
     from echelon.launch.root_cause import RankFailure

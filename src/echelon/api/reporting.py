@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.api.training import TrainResult
 from echelon.core.plan import Plan
-from echelon.page.drawn.files import FigureFiles
+from echelon.page.drawn.document import FigureFiles
 from echelon.page.explorer.document import CLUSTER, MODEL, explorer_page
 from echelon.page.html import write_page
 from echelon.planner.answer.answer import PlanAnswer

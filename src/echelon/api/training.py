@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from echelon.api.given_plan import GivenPlan, job_of_plan, plan_from_given
 from echelon.config.job import Job
-from echelon.config.rules.plan import require_trainable, require_yes_to_assumed
+from echelon.config.rules.finders import require_trainable, require_yes_to_assumed
 from echelon.core.errors import ConfigError, EchelonError, EnvironmentProblem
 from echelon.core.optional import optional_package
 from echelon.core.rulebook.islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
@@ -88,10 +88,7 @@ def train(
 
         over = [] if data is None else [f"data.source={toml_text(data)}"]
         job = load_job(
-            run,
-            [*over, *settings],
-            world_size=launched_world_size(),
-            servers=launched_servers(),
+            run, [*over, *settings], world_size=launched_world_size(), servers=launched_servers()
         )
     return train_job(
         job, resume=None if resume is None else Path(resume), allow_overcommit=allow_overcommit
@@ -274,7 +271,7 @@ def require_paths(job: Job, resume: Path | None) -> None:
 
 
 def _require_offload_dir(job: Job, ranks: range) -> None:
-    from echelon.config.rules.plan import require_offload_dir
+    from echelon.config.rules.finders import require_offload_dir
 
     require_offload_dir(job.plan, ranks, job.source_of("zero.offload_dir"))
 

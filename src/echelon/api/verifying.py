@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from echelon.api.given_plan import GivenPlan, plan_from_given
-from echelon.config.files.program import (
+from echelon.config.reading import (
     DEVICE_FUNCTION,
     RANK_FUNCTION,
     require_module,
@@ -148,11 +148,7 @@ def prove_module(
     optional_package("torch", extra="train", purpose="proving a module")
     from echelon.api.module_subject import OPENER
 
-    given = {
-        "opener": OPENER,
-        "plan": plan_from_given(plan).to_json(),
-        "num_steps": num_steps,
-    }
+    given = {"opener": OPENER, "plan": plan_from_given(plan).to_json(), "num_steps": num_steps}
     return verify_here(Path(factory), given=given)
 
 

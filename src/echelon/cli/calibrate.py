@@ -16,10 +16,10 @@ from echelon.api.calibrating.merge import MergedCalibration, merge_calibrations
 from echelon.api.calibrating.run import RunCalibration, calibrate_model, calibrate_run
 from echelon.cli.flags import Json, Settings
 from echelon.cli.output import WIDEST, note, page_columns, print_result, working
-from echelon.config.files.times_file import TimesFile
+from echelon.config.files.measurements import TimesFile
 from echelon.config.reading import is_folder
 from echelon.config.setting_layers import preset_meant
-from echelon.core.cluster import Cluster, Device, Efficiency, Link
+from echelon.core.cluster import Cluster, Efficiency, Link
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.config import BAD_ARGUMENT
 from echelon.cost.fit.device import DeviceFit
@@ -249,12 +249,13 @@ def _plain_values(cluster: Cluster) -> Iterable[tuple[str, float]]:
     yield from cluster.trainer
 
 
-def _shown(name: str, value: float) -> str:
+def _shown(name: str, value: float, *, digits: int = 4) -> str:
+    """A constant with its unit; with `digits` digits where it has none."""
     if name.endswith("_s"):
         return _time(value)
     if name.startswith("peak_flops"):
         return f"{value / 1e9:.4g} GFLOP/s"
-    return f"{value / 1e9:.4g} GB/s" if name.endswith("bandwidth") else f"{value:.4g}"
+    return f"{value / 1e9:.4g} GB/s" if name.endswith("bandwidth") else f"{value:.{digits}g}"
 
 
 def _numbers(one: Any, error: float) -> dict[str, object]:
@@ -310,32 +311,23 @@ def run_json(found: RunCalibration) -> dict[str, object]:
 
 
 def _constants(cluster: Cluster, at_bound: Sequence[str], columns: int) -> str:
+    trainer, device = dict(cluster.trainer), cluster.device
     values = [
-        *_device_values(cluster.device),
-        *(one for link in cluster.links for one in _link_values(link, _tier(cluster, link))),
-        *((name, f"{value:.4g}") for name, value in cluster.trainer),
+        (
+            name,
+            f"{value:.4g}"
+            if name in trainer
+            else f"{value / 1024:.4g} KiB"
+            if name.endswith("half_bytes")
+            else _shown(name, value, digits=3),
+        )
+        for name, value in _plain_values(cluster)
     ]
+    if device.cores:
+        values.insert(len(device.peak_flops) + 1, ("cores", f"{device.cores:.2f}"))
     bound = "at the bound of what is plausible"
     rows = [(name, value, bound if name in at_bound else "") for name, value in values]
     return table(("constant", "value", ""), rows, columns)
-
-
-def _device_values(device: Device) -> Iterable[tuple[str, str]]:
-    for dtype, flops in device.peak_flops:
-        yield f"peak_flops.{dtype}", f"{flops / 1e9:.4g} GFLOP/s"
-    yield "memory_bandwidth", f"{device.memory_bandwidth / 1e9:.4g} GB/s"
-    if device.cores:
-        yield "cores", f"{device.cores:.2f}"
-    for item in fields(Efficiency):
-        value = getattr(device.efficiency, item.name)
-        yield item.name, _time(value) if item.name.endswith("_s") else f"{value:.3g}"
-
-
-def _link_values(link: Link, where: str) -> Iterable[tuple[str, str]]:
-    yield f"{where} bandwidth", f"{link.bandwidth / 1e9:.4g} GB/s"
-    yield f"{where} latency_s", _time(link.latency_s)
-    yield f"{where} efficiency", f"{link.efficiency:.3g}"
-    yield f"{where} half_bytes", f"{link.half_bytes / 1024:.4g} KiB"
 
 
 def _tier(cluster: Cluster, link: Link) -> str:

@@ -20,10 +20,10 @@ from echelon.cli.flags import REPORT, Json, ReportNames, Settings, WrittenFiles,
 from echelon.cli.other_tools import AnyRun
 from echelon.cli.output import note, page_columns, print_result, working
 from echelon.core.choices.strategies import STRATEGIES
-from echelon.core.settings.value_types import toml_text
 from echelon.page.documents.comparison import (
     comparison_page,
     part_sections,
+    value_text,
     verdict_of_comparison,
     what_changes,
 )
@@ -136,12 +136,10 @@ def _parts(found: PlanComparison, a: str, b: str, columns: int) -> Iterator[str]
 
 def _short(value: object, widest: int) -> str:
     """Return a value in a narrow column; of stages, how many blocks each has."""
-    if value is None:
-        return "none"
     if isinstance(value, list) and value and isinstance(value[0], list):
         text = " ".join(str(len(stage)) for stage in value)
     else:
-        text = value if isinstance(value, str) else toml_text(value)
+        text = value_text(value)
     return text if len(text) <= widest else f"{text[: widest - 3]}..."
 
 

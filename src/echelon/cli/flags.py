@@ -29,7 +29,7 @@ from echelon.core.settings.value_types import MEMORY_BYTES, NUMBERS, Quantity
 from echelon.core.units import EXAMPLES, near_quantity
 
 if TYPE_CHECKING:
-    from echelon.page.drawn.files import FigureFiles
+    from echelon.page.drawn.document import FigureFiles
     from echelon.planner.view.document import PageDocument
 
 RunFile = Annotated[str, Parameter(help="A run.toml, or the name of a preset such as nano.")]
@@ -275,7 +275,7 @@ class WrittenFiles:
 
 
 def _figure_files(form: Form, path: Path) -> FigureFiles:
-    from echelon.page.drawn.files import FigureFiles
+    from echelon.page.drawn.document import FigureFiles
 
     return FigureFiles(folder=path) if form is FIGURE_FOLDER else FigureFiles.at(path)
 

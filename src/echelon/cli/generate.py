@@ -56,7 +56,8 @@ def generate(
         run, prompts, request, settings=settings, say=note, allow_overcommit=allow_overcommit
     )
     if found.rank == 0:
-        print_result("generate", lambda: _as_json(found), lambda: _as_text(found), as_json=json)
+        text = f"\n{'-' * 20}\n".join(found.texts) + "\n"
+        print_result("generate", lambda: _as_json(found), lambda: text, as_json=json)
         note(_speed(found))
     return EXIT_INTERRUPTED if found.stopped else 0
 
@@ -72,11 +73,6 @@ def _read(name: str) -> str:
         raise bad_argument(
             f"--prompt-file {name} cannot be read: {reason}", "--prompt-file -", "--prompt TEXT"
         ) from error
-
-
-def _as_text(found: Generated) -> str:
-    """Return the texts, a line between two of them."""
-    return f"\n{'-' * 20}\n".join(found.texts) + "\n"
 
 
 def _as_json(found: Generated) -> dict[str, object]:

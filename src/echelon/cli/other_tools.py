@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from echelon.cli.flags import Json, Settings, bad_argument, require_run_file
 from echelon.cli.output import note, print_json, print_result, working
 from echelon.core.plan import DType
 from echelon.core.units import decimal_bytes
-from echelon.interop.importer import Imported, keys_by_fate, mapping_rows, summary_lines
+from echelon.interop.importer import ImportedRun, keys_by_fate, mapping_rows, summary_lines
 from echelon.interop.tools import TargetName, ToolName, describe_files
 from echelon.planner.view.text_layout import wrap_text
 
@@ -69,23 +70,22 @@ def import_(
     if ranks is not None and ranks < 1:
         raise bad_argument(f"--ranks is {ranks}, and at least 1", "--ranks 1")
     started = launcher or ranks
-    run = import_run(
+    found = import_run(
         file, kind=tool, extends=extends, ranks=started, allow=allow, settings=settings
     )
     if out is not None:
-        run.write(out)
-    found = run.found
+        found.write(out)
     status = 0 if found.is_whole else 1
     if json:
         result = {
             "kind": found.kind,
             "file": None if out is None else str(out),
-            "rows": [row.to_json() for row in run.rows],
+            "rows": [row.to_json() for row in found.rows],
             "summary": keys_by_fate(found),
             "assumed": list(found.assumptions),
             "refused": [problem.to_json() for problem in found.refused],
             "invalid": [problem.to_json() for problem in found.invalid],
-            "toml": run.to_toml(None if out is None else out.parent),
+            "toml": found.to_toml(None if out is None else out.parent),
         }
         print_json("import", result)
         return status
@@ -96,7 +96,7 @@ def import_(
     return status
 
 
-def _notes(found: Imported, out: Path | None, *, named: bool) -> Iterator[str]:
+def _notes(found: ImportedRun, out: Path | None, *, named: bool) -> Iterator[str]:
     """Yield what is said beside the result: what was assumed, what is missing, what is next."""
     if found.extends is not None and not named:
         here = found.path
@@ -139,7 +139,7 @@ def export(
     if json:
         place = None if out is None else str(out)
         notes = [one.to_json() for one in found.notes]
-        written = {"text": found.text, "beside": dict(found.found.beside), "notes": notes}
+        written = {"text": found.text, "beside": dict(found.beside), "notes": notes}
         print_json("export", {"to": to, "file": place, **written})
         return 0
     for one in found.notes:
@@ -147,7 +147,7 @@ def export(
     if out is None:
         print(found.text, end="")
     else:
-        print("\n".join(str(out.parent / name) for name in (out.name, *found.found.beside)))
+        print("\n".join(str(out.parent / name) for name in (out.name, *found.beside)))
     return 0
 
 
@@ -217,19 +217,8 @@ def weights(
 
 
 def _as_json(found: ExportedWeights) -> dict[str, object]:
-    return {
-        "folder": str(found.folder),
-        "to": found.to,
-        "model_type": found.model_type,
-        "dtype": found.dtype,
-        "tensors": found.tensors,
-        "num_bytes": found.num_bytes,
-        "files": list(found.files),
-        "tokenizer": found.tokenizer,
-        "checkpoint": str(found.checkpoint),
-        "optimizer": found.optimizer,
-        "ranks": found.ranks,
-    }
+    values = asdict(found) | {"folder": str(found.folder), "checkpoint": str(found.checkpoint)}
+    return {name: value for name, value in values.items() if name != "rank"}
 
 
 def _as_text(found: ExportedWeights) -> str:

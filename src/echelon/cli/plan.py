@@ -164,7 +164,7 @@ def _show(
 ) -> int:
     """Print what a run holds and sends, write its page; return 1 where it does not fit."""
     from echelon.config.automatic import search_note_of_job
-    from echelon.config.files.times_file import unit_times_from_job
+    from echelon.config.files.measurements import unit_times_from_job
     from echelon.config.job import assumed_of_job
     from echelon.config.load import load_job
     from echelon.core.messages.plurals import in_singular
@@ -376,7 +376,7 @@ def plan_on_what_exists(question: SearchQuestion) -> int:
     It is 1 where no cluster has a plan.
     """
     from echelon.launch.gpus import own_cluster
-    from echelon.planner.answer.sizes import sizes_json, sizes_text
+    from echelon.planner.answer.answer import sizes_json, sizes_text
     from echelon.planner.recommend.recommend import NO_SIZE, four_sizes
 
     own = own_cluster()

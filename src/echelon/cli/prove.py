@@ -3,21 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from echelon.cli.flags import REPORT, Json, ReportNames, Settings, WrittenFiles, bad_argument
 from echelon.cli.output import WIDEST, note, page_columns, print_result, working
-from echelon.planner.view.text_layout import fill_text, fit_page, table
+from echelon.page.documents.proof import claims_sections, proof_page
+from echelon.planner.view.text_layout import fill_text, fit_page, section_text, table
 
 if TYPE_CHECKING:
     from echelon.proof.bisect.verdict import Bisection
-    from echelon.proof.claims.claims import ClaimResult
-    from echelon.proof.verdict import Proof, ProofPass, SubjectProof
+    from echelon.proof.verdict import Proof, SubjectProof
 
 PROOF_FILE = "proof.json"
 
@@ -99,14 +100,14 @@ class _Extras:
 def _prove_run(
     run: str, settings: Sequence[str], subject: str | None, extras: _Extras, *, as_json: bool
 ) -> int:
-    from echelon.config.files.program import require_subject
+    from echelon.config.reading import require_subject
 
     if subject is not None:
         require_subject(subject)
     from echelon.api.planning import bisect as bisect_plan
     from echelon.api.planning import prove as prove_plan
     from echelon.config.load import load_job
-    from echelon.config.rules.plan import require_trainable, require_yes_to_assumed
+    from echelon.config.rules.finders import require_trainable, require_yes_to_assumed
     from echelon.launch.host import require_memory_for_ranks
     from echelon.telemetry.run_directory import RunDirectory
 
@@ -126,17 +127,27 @@ def _prove_run(
         proof = prove_plan(plan, subject=subject, independent=extras.independent, late=extras.late)
     if is_run and not settings and subject is None:
         proof.write(folder.path / PROOF_FILE)
-    values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
     if extras.files.has_report:
-        from echelon.page.documents.proof import proof_page
-
         extras.files.write_report(proof_page(proof.to_json()))
+    smallest = partial(bisect_plan, plan, subject=subject, late=extras.late)
+    return _conclude(proof, "run", bisect=smallest if extras.bisect else None, as_json=as_json)
+
+
+def _conclude(
+    proof: Proof | SubjectProof,
+    kind: Literal["run", "program"],
+    *,
+    bisect: Callable[[], Bisection | None] | None = None,
+    as_json: bool,
+) -> int:
+    """Print a proof and, where it fails, the smallest run that fails so; return the exit code."""
     columns = page_columns(WIDEST)
+    values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
     text = proof_text(proof, columns=columns)
-    if extras.bisect and not proof.proven:
-        note("looking for the smallest run that fails so ...")
+    if bisect is not None and not proof.proven:
+        note(f"looking for the smallest {kind} that fails so ...")
         with working("bisecting", lines=not as_json):
-            found = bisect_plan(plan, subject=subject, late=extras.late)
+            found = bisect()
         values["bisection"] = found and found.to_json()
         text += f"\n{bisection_text(found, columns=columns)}" if found else ""
     print_result("prove", lambda: values, lambda: text, as_json=as_json)
@@ -146,7 +157,7 @@ def _prove_run(
 
 
 def _prove_module(module: str, run: str, settings: Sequence[str], *, as_json: bool) -> int:
-    from echelon.config.files.program import require_module
+    from echelon.config.reading import require_module
 
     require_module(module)
     from echelon.api.planning import plan as make_plan
@@ -156,17 +167,12 @@ def _prove_module(module: str, run: str, settings: Sequence[str], *, as_json: bo
     note(f"proving {module} on {plan.mesh.world_size} ranks beside one process ...")
     with working("proving", lines=not as_json):
         proof = prove_module(module, plan)
-    values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
-    text = subject_text(proof, columns=page_columns(WIDEST))
-    print_result("prove", lambda: values, lambda: text, as_json=as_json)
-    if not as_json:
-        proof.require()
-    return 0 if proof.proven else 1
+    return _conclude(proof, "program", as_json=as_json)
 
 
 def _prove_file(subject: str, ranks: int | None, *, bisect: bool, as_json: bool) -> int:
     from echelon.api.verifying import bisect_program, verify
-    from echelon.config.files.program import (
+    from echelon.config.reading import (
         DEVICE_FUNCTION,
         RANK_FUNCTION,
         require_program,
@@ -179,75 +185,18 @@ def _prove_file(subject: str, ranks: int | None, *, bisect: bool, as_json: bool)
     note(f"proving {subject} beside one device ...")
     with working("proving", lines=not as_json):
         proof = verify(subject, ranks=ranks)
-    if is_first_rank():
-        values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
-        columns = page_columns(WIDEST)
-        text = subject_text(proof, columns=columns)
-        if bisect and not proof.proven:
-            note("looking for the smallest program that fails so ...")
-            with working("bisecting", lines=not as_json):
-                found = bisect_program(subject, ranks=ranks)
-            values["bisection"] = found and found.to_json()
-            text += f"\n{bisection_text(found, columns=columns)}" if found else ""
-        print_result("prove", lambda: values, lambda: text, as_json=as_json)
-        if not as_json:
-            proof.require()
-    return 0 if proof.proven else 1
+    if not is_first_rank():
+        return 0 if proof.proven else 1
+    smallest = partial(bisect_program, subject, ranks=ranks) if bisect else None
+    return _conclude(proof, "program", bisect=smallest, as_json=as_json)
 
 
-def proof_text(proof: Proof, *, columns: int = WIDEST) -> str:
-    """Return the claims as a table, one column of errors for each precision.
-
-    A claim that one precision has no use for (a master copy where nothing is rounded) has no entry
-    there.
-    """
-    model = proof.shrunk_plan.model
-    head = (
-        f"{proof.plan}: {proof.mesh} beside one process, {proof.num_steps} steps, "
-        f"seed {proof.seed}; {model.layers} blocks x {model.hidden} wide stand for the model"
-    )
-    answer = "proven" if proof.proven else "NOT PROVEN"
-    beside = "".join(_beside_text(proof, columns))
-    page = f"{head}\n\n{_claims_table(proof.passes, columns)}\n\n{beside}{answer}"
-    return fit_page(page, columns=columns) + "\n"
-
-
-def subject_text(proof: SubjectProof, *, columns: int = WIDEST) -> str:
-    """Return the claims about a program that is not ours as a table."""
-    head = (
-        f"{proof.file}: {proof.mesh} beside one device, {proof.num_steps} steps, seed {proof.seed};"
-        f" {proof.num_parameters} parameters of {proof.num_elements} elements, placement read from "
-        f"{proof.framework}"
-    )
-    answer = "proven" if proof.proven else "NOT PROVEN"
-    page = f"{head}\n\n{_claims_table(proof.passes, columns)}\n\n{answer}"
-    return fit_page(page, columns=columns) + "\n"
-
-
-def _claims_table(passes: Sequence[ProofPass], columns: int) -> str:
-    by_pass = [{claim.statement: claim for claim in one.claims} for one in passes]
-    longest_first = sorted(by_pass, key=len, reverse=True)
-    every = dict.fromkeys(statement for claims in longest_first for statement in claims)
-    rows = [
-        (
-            statement,
-            max(claims[statement].compared for claims in by_pass if statement in claims),
-            *(_outcome(claims[statement]) if statement in claims else "-" for claims in by_pass),
-        )
-        for statement in every
-    ]
-    return table(("claim", "compared", *(one.precision for one in passes)), rows, columns)
-
-
-def _beside_text(proof: Proof, columns: int) -> Iterator[str]:
-    """Yield how what is not the ranks' own step fares, as far as there was any."""
-    for head, one in (
-        ("the one process beside an independent implementation", proof.independent),
-        ("a whole run of the trainer beside one process", proof.whole_run),
-    ):
-        if one is not None:
-            note = f"{one.note}\n\n" if one.note else ""
-            yield f"{head}\n\n{_claims_table([one], columns)}\n\n{note}"
+def proof_text(proof: Proof | SubjectProof, *, columns: int = WIDEST) -> str:
+    """Return the claims as tables, one column of errors for each precision, and the answer."""
+    sections = claims_sections(proof.to_json())
+    parts = [section_text(one, columns=columns) for one in sections]
+    parts.append("proven" if proof.proven else "NOT PROVEN")
+    return fit_page("\n\n".join(parts), columns=columns) + "\n"
 
 
 def bisection_text(found: Bisection, *, columns: int = WIDEST) -> str:
@@ -280,11 +229,3 @@ def _numbers_or_all(file: str, text: str) -> str:
     if not file.endswith(".py"):
         return text
     return "".join(f"{number.name}\n" for number in numbers_of(text))
-
-
-def _outcome(claim: ClaimResult) -> str:
-    mark = "" if claim.holds else "  FAILS"
-    note = f" ({claim.note})" if claim.note else ""
-    if claim.allowed == 0:
-        return (f"off by {claim.max_error:.1e}" if claim.max_error else "equal") + note + mark
-    return f"{claim.max_error:.1e} of {claim.allowed:.1e}{note}{mark}"

@@ -17,5 +17,5 @@ view.py             View: typed access to settings, of a run or of a Plan
 entries.py          a value, where it was set
 schema.py           every setting, in the order of a run file
 job.py              Job: the Plan, and data, steps, folders
-reading.py          a file that a user names             presets/   models, clusters, runs by name
+reading.py          files that a user names            presets/   models, clusters, runs by name
 """

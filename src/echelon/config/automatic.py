@@ -25,7 +25,7 @@ from echelon.config.derived.pipeline import (
     schedule_file,
     stages_per_rank,
 )
-from echelon.config.files.times_file import unit_times
+from echelon.config.files.measurements import unit_times
 from echelon.config.job import Job
 from echelon.config.model.settings import build_model
 from echelon.config.view import View, mesh_of, record

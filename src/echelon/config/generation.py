@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from echelon.config.entries import Entry
-from echelon.config.rules.plan import plan_problems
+from echelon.config.rules.finders import plan_problems
 from echelon.config.setting_layers import SettingLayers, parse_set_flags
 from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
 from echelon.core.experts import Balance, ExpertLayout
@@ -30,13 +30,7 @@ from echelon.core.rulebook.run import (
 )
 from echelon.core.rules import nearest_divisors
 
-GENERATION_KEYS = (
-    "mesh.tp",
-    "mesh.pp",
-    "mesh.dp_replicate",
-    "mesh.ep",
-    "experts.expert_tp",
-)
+GENERATION_KEYS = ("mesh.tp", "mesh.pp", "mesh.dp_replicate", "mesh.ep", "experts.expert_tp")
 """The settings that generation has."""
 
 

@@ -26,11 +26,10 @@ from echelon.config.automatic import (
     read_zero,
 )
 from echelon.config.cluster.settings import DEFAULT_CLUSTER, read_cluster
-from echelon.config.derived.collectives import read_collectives
 from echelon.config.derived.context import read_context
 from echelon.config.derived.experts import read_balance, read_expert_layout
 from echelon.config.derived.kernels import read_kernels
-from echelon.config.derived.replicas import read_local_sgd, read_updates
+from echelon.config.derived.replicas import read_collectives, read_local_sgd, read_updates
 from echelon.config.entries import DEFAULT, Entry
 from echelon.config.job import (
     CheckpointSettings,

@@ -104,10 +104,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
         one.key: one
         for one in (
             Setting(
-                "extends",
-                Text(),
-                None,
-                "a preset, or a run file relative to this one, to build on",
+                "extends", Text(), None, "a preset, or a run file relative to this one, to build on"
             ),
             *(*_MODEL, *_CLUSTER, *_LAYOUT, *_MATHEMATICS, *_RUN),
         )

@@ -58,9 +58,10 @@ class View:
 
     def has_table(self, table: str) -> bool:
         """Return whether any key of a table was set; Unavailable where one of them is wrong."""
-        if any(key.startswith(f"{table}.") for key in self.wrong):
+        first = f"{table}."
+        if any(key.startswith(first) for key in self.wrong):
             raise Unavailable(table)
-        return any(key.startswith(f"{table}.") for key in self.entries)
+        return any(key.startswith(first) for key in self.entries)
 
     def default(self, key: str) -> object:
         """Return the default of a setting, None where it has none."""
@@ -149,9 +150,9 @@ def gradient_ranks(view: View) -> int:
 
 
 def record(view: View, kind: type[T], table: str, /, **given: object) -> T:
-    """Return a dataclass whose fields are the settings of `table` but for those given."""
+    """Return a dataclass whose fields are the settings of `table` ("" for none) or are given."""
     read = {
-        name: value_of_field(hint, view.value(f"{table}.{key}"))
+        name: value_of_field(hint, view.value(f"{table}.{key}" if table else key))
         for name, key, hint in configured_fields(kind)
         if name not in given
     }

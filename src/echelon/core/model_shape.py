@@ -7,6 +7,7 @@ GPT-2, Mixtral, DeepSeek, Gemma, Phi-3, Granite and others are values of this on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Literal
@@ -38,6 +39,19 @@ GroupScore = Literal["top-2", "max"]
 LayerKind = Literal["local", "global"]
 """Whether a query of a block meets the keys of the window, or all of them."""
 RopeKind = Literal["llama3", "linear", "yarn", "longrope"]
+NEEDED_BY_KIND: Mapping[RopeKind, tuple[str, ...]] = {
+    "llama3": ("original_positions", "low_frequency_factor", "high_frequency_factor"),
+    "linear": (),
+    "yarn": ("original_positions",),
+    "longrope": ("original_positions", "short_factors", "long_factors"),
+}
+"""Fields of a stretch of rotary frequencies that its formula cannot do without."""
+READ_BY_KIND: Mapping[RopeKind, tuple[str, ...]] = {
+    **NEEDED_BY_KIND,
+    "yarn": ("original_positions", "slow_turns", "fast_turns", "whole_dims", "attention_factor"),
+    "longrope": (*NEEDED_BY_KIND["longrope"], "attention_factor"),
+}
+"""Those that it reads, beside the factor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from textwrap import wrap
 
 from echelon.config.derived.pipeline import EVEN, SCHEDULE_KEY, STAGES_KEY, VIRTUAL_KEY
 from echelon.config.entries import Entry
+from echelon.config.files.new_file import require_writable, write_new
 from echelon.config.files.show import describe_same_run
 from echelon.config.job import Job
 from echelon.config.load import load_job
@@ -22,7 +23,7 @@ from echelon.config.plan_view import plan_settings
 from echelon.config.rules.violations import change_text
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import Plan
-from echelon.core.rulebook.interop import EXPORT_NOT_EXPRESSIBLE
+from echelon.core.rulebook.interop import EXPORT_NEEDS_OUT, EXPORT_NOT_EXPRESSIBLE
 from echelon.core.settings.value_types import toml_text
 from echelon.cost.seconds.stages import split_layers
 from echelon.interop.abilities import tool_tables
@@ -68,16 +69,39 @@ PASSES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportedFiles:
-    """Hold the text of a file, that of the files beside it that it names, and what is recorded."""
+class ExportedRun:
+    """Hold the files that a plan became; `text` is that of the first, `beside` of all others.
+
+    `notes` are the settings that are recorded because the tool has no word for them, and why.
+    """
 
     tool: TargetName
     text: str
     beside: Mapping[str, str]
     notes: tuple[ExportNote, ...] = ()
 
+    def require_alone(self) -> None:
+        """Raise ConfigError where the file names others, which must be written beside it."""
+        if self.beside:
+            problem = EXPORT_NEEDS_OUT.problem(
+                f"{' and '.join(self.beside)} must stand beside what is written for {self.tool}",
+                key="--out",
+                suggestions=("--out exported/run.toml",),
+            )
+            raise ConfigError(problem)
 
-def export_plan(plan: Plan, to: TargetName, job: Job | None = None) -> ExportedFiles:
+    def write(self, path: Path) -> tuple[Path, ...]:
+        """Write the file and those beside it; ConfigError where one is there, or none can be."""
+        files = {path.parent / name: text for name, text in self.beside.items()}
+        files[path] = self.text
+        for file in files:
+            require_writable(file)
+        for file, text in files.items():
+            write_new(file, text)
+        return tuple(files)
+
+
+def export_plan(plan: Plan, to: TargetName, job: Job | None = None) -> ExportedRun:
     """Return a plan, and the rest of the run of `job`, in the words of a tool.
 
     Read back with `echelon import` (or as a run.toml) it is the same plan. ConfigError names every
@@ -85,7 +109,7 @@ def export_plan(plan: Plan, to: TargetName, job: Job | None = None) -> ExportedF
     """
     run = needed_settings(plan, job)
     if to == "run.toml":
-        exported = ExportedFiles(tool=to, text=run_toml(run), beside=run.beside)
+        exported = ExportedRun(tool=to, text=run_toml(run), beside=run.beside)
         _require_same(plan, exported)
         return exported
     tool = WRITTEN_TOOLS[to]
@@ -93,7 +117,7 @@ def export_plan(plan: Plan, to: TargetName, job: Job | None = None) -> ExportedF
     if found.refusals:
         raise ConfigError(_problems(tool, found, plan, run))
     text = tool.writer.render(found.keys, [*header_lines(plan, tool, found.notes)], found.recorded)
-    exported = ExportedFiles(tool=to, text=text, beside=run.beside, notes=found.notes)
+    exported = ExportedRun(tool=to, text=text, beside=run.beside, notes=found.notes)
     _require_same(plan, exported)
     return exported
 
@@ -135,7 +159,7 @@ def _helps(
     return refusal.setting not in {other.setting for other in found.refusals}
 
 
-def _require_same(plan: Plan, exported: ExportedFiles) -> None:
+def _require_same(plan: Plan, exported: ExportedRun) -> None:
     """Read a file back: it is the same plan, or this is a bug."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "exported.toml"
@@ -197,7 +221,10 @@ def attempt_export(tool: Tool, plan: Plan, run: RunSettings) -> ExportAttempt:
     tables = tool_tables(tool.name)
     refusals = [
         *writer.unsupported(plan),
-        *_of_problems(reader),
+        *(
+            ExportRefusal(setting=problem.key, value=None, why=problem.message)
+            for problem in reader.problems
+        ),
         *_settings_read_otherwise(tool, plan, reader),
     ]
     for key, value in recorded.items():
@@ -244,27 +271,21 @@ def _settings_not_expressed(settings: Mapping[str, object], reader: KeyReader) -
     }
 
 
-def _of_problems(reader: KeyReader) -> Iterator[ExportRefusal]:
-    for problem in reader.problems:
-        yield ExportRefusal(setting=problem.key, value=None, why=problem.message)
-
-
 def _settings_read_otherwise(tool: Tool, plan: Plan, reader: KeyReader) -> Iterator[ExportRefusal]:
     """Yield settings that the tool would have otherwise."""
     wanted = plan_settings(plan)
     for key, entry in reader.entries.items():
         value = wanted.get(key, entry.value)
-        if value != entry.value and not (entry.value == EVEN and _is_even(plan)):
-            why = _reason_for(tool_tables(tool.name).reasons, key)
-            would = f"{tool.title} would have {toml_text(entry.value)}"
-            why = f"{why} ({would})" if why else would
-            yield ExportRefusal(
-                setting=key, value=value, why=why, suggestions=({key: entry.value},)
-            )
-
-
-def _is_even(plan: Plan) -> bool:
-    return plan.layout.pipeline.stages == split_layers(plan.model.layers, plan.num_stages)
+        if value == entry.value:
+            continue
+        if entry.value == EVEN:
+            even = split_layers(plan.model.layers, plan.num_stages)
+            if plan.layout.pipeline.stages == even:
+                continue
+        why = _reason_for(tool_tables(tool.name).reasons, key)
+        would = f"{tool.title} would have {toml_text(entry.value)}"
+        why = f"{why} ({would})" if why else would
+        yield ExportRefusal(setting=key, value=value, why=why, suggestions=({key: entry.value},))
 
 
 def _reason_for(reasons: Mapping[str, str], key: str) -> str | None:

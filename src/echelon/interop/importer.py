@@ -16,6 +16,7 @@ from pathlib import Path
 from textwrap import wrap
 
 from echelon.config.entries import Entry, merge
+from echelon.config.files.new_file import write_new
 from echelon.config.job import Job
 from echelon.config.load import absolute_entry, run_name_of
 from echelon.config.presets import read_extendable
@@ -23,7 +24,7 @@ from echelon.config.reading import is_file
 from echelon.config.schema import SETTINGS
 from echelon.config.setting_layers import SettingLayers, gather_layers, parse_set_flags
 from echelon.core.errors import ConfigError, Problem
-from echelon.core.plan import Precision
+from echelon.core.plan import Plan, Precision
 from echelon.core.rulebook.interop import IMPORT_KIND
 from echelon.core.settings.value_types import toml_tables, toml_text
 from echelon.interop.followed import follow_files
@@ -69,8 +70,8 @@ _INVALID = "This run does not load until these are mended:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
-    """Hold what an import gave: what became of each key, and the run that it makes."""
+class ImportedRun:
+    """Hold the run that a foreign configuration makes, and what became of each of its keys."""
 
     kind: ToolName
     path: Path
@@ -101,10 +102,40 @@ class Imported:
     def job(self) -> Job:
         """Return the run; ConfigError where it does not load, or a key is refused."""
         if self.refused:
-            raise ConfigError([*self.refused, *self.invalid])
+            raise ConfigError(self.problems)
         if isinstance(self.outcome, Job):
             return self.outcome
         raise self.outcome
+
+    @property
+    def plan(self) -> Plan:
+        """Return the plan of the run; ConfigError where a key is refused, or it does not load."""
+        return self.job.plan
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """Return why keys are refused, then what keeps the run from loading."""
+        return (*self.refused, *self.invalid)
+
+    def to_toml(self, folder: Path | None = None) -> str:
+        """Return the run.toml, to stand in `folder` (or in the current one)."""
+        head = f"# Imported from {_comment(str(self.path))} ({TOOLS[self.kind].title}).\n{_HEAD}"
+        head += "".join(f"{line}\n" for line in _notes(self))
+        if self.extends is not None:
+            head += f"\nextends = {toml_text(_base(self.extends, folder or Path()))}\n"
+        values: dict[str, str] = {}
+        for key, setting in SETTINGS.items():
+            if (entry := self.settings.get(key)) is not None:
+                # A relative path would be another one in another folder.
+                value = toml_text(absolute_entry(key, entry).value if setting.path else entry.value)
+                width = max(0, _COMMENT_COLUMN - len(f"{key.rpartition('.')[2]} = "))
+                source = _comment(entry.source.replace(f"{self.path}: ", ""))
+                values[key] = f"{value:<{width}}# {source}"
+        return f"{head}\n{toml_tables(values)}"
+
+    def write(self, path: Path) -> None:
+        """Write the run.toml; ConfigError where a file is there, or none can be."""
+        write_new(path, self.to_toml(path.parent))
 
 
 def import_file(
@@ -115,7 +146,7 @@ def import_file(
     ranks: int | str | None = None,
     allow: Sequence[str] = (),
     sets: Sequence[str] = (),
-) -> Imported:
+) -> ImportedRun:
     """Return the run that a configuration of another tool describes, as far as it can be had.
 
     `path` may also be the line that starts it (`horovodrun -np 4 python train.py --lr 0.1`).
@@ -169,7 +200,7 @@ def import_file(
         gathered.add(dtypes)
         outcome, own, rows = resolve_import(gathered, own, rows, run_name_of(path))
     taken |= own
-    return Imported(
+    return ImportedRun(
         kind=kind,
         path=path,
         extends=extends,
@@ -276,26 +307,7 @@ def parse_keys(kind: ToolName, path: Path, text: str, function: str = "") -> Map
     return dict(flatten_keys(tables))
 
 
-def imported_toml(imported: Imported, folder: Path | None = None) -> str:
-    """Return the run.toml of an imported run, to stand in `folder` (or where you are)."""
-    head = (
-        f"# Imported from {_comment(str(imported.path))} ({TOOLS[imported.kind].title}).\n{_HEAD}"
-    )
-    head += "".join(f"{line}\n" for line in _notes(imported))
-    if imported.extends is not None:
-        head += f"\nextends = {toml_text(_base(imported.extends, folder or Path()))}\n"
-    values: dict[str, str] = {}
-    for key, setting in SETTINGS.items():
-        if (entry := imported.settings.get(key)) is not None:
-            # A relative path would be another one in another folder.
-            value = toml_text(absolute_entry(key, entry).value if setting.path else entry.value)
-            width = max(0, _COMMENT_COLUMN - len(f"{key.rpartition('.')[2]} = "))
-            source = _comment(entry.source.replace(f"{imported.path}: ", ""))
-            values[key] = f"{value:<{width}}# {source}"
-    return f"{head}\n{toml_tables(values)}"
-
-
-def mapping_rows(imported: Imported) -> Iterator[tuple[str, str, str, str]]:
+def mapping_rows(imported: ImportedRun) -> Iterator[tuple[str, str, str, str]]:
     """Yield key, value, what became of it (a setting, or the fate) and why; a key is named once."""
     before = ""
     for row in imported.rows:
@@ -307,7 +319,7 @@ def mapping_rows(imported: Imported) -> Iterator[tuple[str, str, str, str]]:
         before = row.key
 
 
-def keys_by_fate(imported: Imported) -> dict[Fate, list[str]]:
+def keys_by_fate(imported: ImportedRun) -> dict[Fate, list[str]]:
     """Return the keys of the file by what became of them, each once.
 
     What the file leaves to a default of its tool is none of its keys.
@@ -320,14 +332,14 @@ def keys_by_fate(imported: Imported) -> dict[Fate, list[str]]:
     return {fate: [key for key in ordered if fates[key] == fate] for fate in FATES}
 
 
-def summary_lines(imported: Imported) -> Iterator[str]:
+def summary_lines(imported: ImportedRun) -> Iterator[str]:
     """Yield the sums: how many keys were taken, have no effect, were dropped, are refused."""
     for fate, keys in keys_by_fate(imported).items():
         names = ", ".join(keys) if fate in ("dropped", "refused") else ""
         yield f"{fate:<16}{len(keys):>4}  {names}".rstrip()
 
 
-def _notes(imported: Imported) -> Iterator[str]:
+def _notes(imported: ImportedRun) -> Iterator[str]:
     for what in imported.assumptions:
         yield from _lines(f"Assumed: {what}")
     dropped = keys_by_fate(imported)["dropped"]

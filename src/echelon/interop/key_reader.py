@@ -58,8 +58,8 @@ Fate: TypeAlias = Literal["taken", "without effect", "dropped", "refused"]
 FATES: tuple[Fate, ...] = get_args(Fate)
 """What may become of a key, in the order in which it is summed up."""
 
-Kind: TypeAlias = ValueType | Mapping[str, object]
-"""What a key takes: a value, or one of these words, each with what it means here."""
+Kind: TypeAlias = ValueType | Mapping[str, object] | Mapping[bool, object]
+"""What a key takes: a value, or one of these words or truth values, each with what it is here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,11 +208,11 @@ class KeyReader:
         if auto and self.is_auto(key):
             self.skip(key, auto)
             return None
-        words = kind if isinstance(kind, Mapping) else None
-        given = self.read(
-            key, Choice(options=tuple(words)) if words else cast(ValueType, kind), setting=setting
-        )
-        value = words[str(given)] if words and given is not None else given
+        words: Mapping[Any, object] | None = kind if isinstance(kind, Mapping) else None
+        if words is not None:
+            kind = FLAG if True in words else Choice(options=tuple(words))
+        given = self.read(key, cast(ValueType, kind), setting=setting)
+        value = words[given] if words and given is not None else given
         if value is None and not self.has(key):
             value = default
         if value is not None:
@@ -337,8 +337,15 @@ class KeyReader:
         names = set_by.replace(f"{self.path}: ", "").split(", ")
         return tuple(dict.fromkeys(name for name in names if name in self.given))
 
-    def finish(self) -> None:
-        """Note keys without a value, and those that the tool does not have."""
+    def finish(self, rules: Mapping[str, Mapping[str, KeyRule]] | None = None, *names: str) -> None:
+        """Note keys without a value, and those that the tool does not have.
+
+        First the groups of `rules` with these names are judged, then what prefixes say of the rest.
+        """
+        if rules is not None:
+            for name in names:
+                self.judge(rules[name])
+            self.judge_prefixes(rules.get("prefixes", {}))
         for key, value in self.given.items():
             if key in self.known and value in (None, {}):
                 why = "null is no value" if value is None else "an empty table sets nothing"

@@ -91,13 +91,14 @@ def read_launcher(path: Path, text: str, ranks: int | str | None) -> Launched:
     is_file = " " not in ranks and file.is_file()
     line = file.read_text(encoding="utf-8", errors="replace") if is_file else ranks
     found = _count_in(file if is_file else Path(), line, foreign_only=False)
-    return _no_count(ranks) if found is None else _launched(*found)
-
-
-def _no_count(launcher: str) -> Launched:
-    message = f"--launcher {launcher!r} does not say how many processes are started"
+    if found is not None:
+        return _launched(*found)
+    message = f"--launcher {ranks!r} does not say how many processes are started"
     fixes = ("--launcher 'torchrun --nnodes 2 --nproc-per-node 8'", "--ranks 16")
-    return Launched(ranks=None, problems=(_problem(message, *fixes),))
+    problem = IMPORT_RANKS.problem(
+        message, key="--launcher", set_by="--launcher", suggestions=fixes
+    )
+    return Launched(ranks=None, problems=(problem,))
 
 
 def assumed_cluster(named: Entries, settings: Entries) -> dict[str, tuple[Entry, str]]:
@@ -132,12 +133,6 @@ def _read_here() -> list[str]:
 def _launched(ranks: int, line: str) -> Launched:
     row = KeyOutcome(key=KEY, given=line, why=f"it starts {ranks} processes")
     return Launched(ranks=ranks, rows=(row,))
-
-
-def _problem(message: str, *suggestions: str) -> Problem:
-    return IMPORT_RANKS.problem(
-        message, key="--launcher", set_by="--launcher", suggestions=suggestions
-    )
 
 
 def _count_in(path: Path, text: str, *, foreign_only: bool) -> tuple[int, str] | None:

@@ -52,7 +52,11 @@ def read_leniently(
     allow: Iterable[str],
 ) -> Reading:
     """Return what the keys of a file give, as `make_reader` reads them, without those refused."""
-    allowed = _Allowed(tuple(allow))
+    names = tuple(allow)
+
+    def allowed(key: str) -> bool:
+        return ALL in names or _bare(key) in map(_bare, names)
+
     reader = make_reader(given)
     first, normal = tuple(reader.problems), reader.given
     rows: list[KeyOutcome] = []
@@ -99,20 +103,12 @@ def unneeded_allowances(
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Allowed:
-    names: tuple[str, ...]
-
-    def __call__(self, key: str) -> bool:
-        return ALL in self.names or _bare(key) in map(_bare, self.names)
-
-
 def _bare(key: str) -> str:
     """Return a flag without its dashes, so that --allow takes it as a word."""
     return key.lstrip("-")
 
 
-def _taken_out(reader: KeyReader, allowed: _Allowed) -> set[str]:
+def _taken_out(reader: KeyReader, allowed: Callable[[str], bool]) -> set[str]:
     """Return the keys to read without: of a refusal those that are allowed, else all of them."""
     taken: set[str] = set()
     for refusal in reader.refusals:
@@ -141,7 +137,9 @@ def _of_others(given: Mapping[str, object], rows: Iterable[KeyOutcome]) -> Itera
     return (_following(given, key) for key in given if key not in told)
 
 
-def _row(reader: KeyReader, key: str, refusal: Refusal, allowed: _Allowed) -> KeyOutcome:
+def _row(
+    reader: KeyReader, key: str, refusal: Refusal, allowed: Callable[[str], bool]
+) -> KeyOutcome:
     problem = refusal.problem
     given = json_text(reader.given[key]) if key in reader.given else ""
     return KeyOutcome(
@@ -162,10 +160,7 @@ def _each_once(rows: Iterable[KeyOutcome]) -> Iterable[KeyOutcome]:
 
 
 def resolve_import(
-    gathered: SettingLayers,
-    taken: Mapping[str, Entry],
-    rows: Sequence[KeyOutcome],
-    name: str,
+    gathered: SettingLayers, taken: Mapping[str, Entry], rows: Sequence[KeyOutcome], name: str
 ) -> tuple[Job | ConfigError, dict[str, Entry], tuple[KeyOutcome, ...]]:
     """Return the run or its error, with the settings and rows that fit one rank.
 
@@ -187,7 +182,8 @@ def resolve_import(
             taken[key] = replace(entry, value=SETTINGS[key].default)
         gathered.add({key: taken[key]})
         rows = tuple(
-            _told(row, taken[key].value, why) if row.setting == key else row for row in rows
+            replace(row, value=taken[key].value, why=why) if row.setting == key else row
+            for row in rows
         )
         outcome = _resolve(gathered, name)
     return outcome, taken, rows
@@ -211,7 +207,3 @@ def _moot(outcome: Job | ConfigError, taken: Mapping[str, Entry]) -> Problem | N
         if problem.key in taken and (shares or lost):
             return problem
     return None
-
-
-def _told(row: KeyOutcome, value: object, why: str) -> KeyOutcome:
-    return replace(row, value=value, why=why)

@@ -83,7 +83,8 @@ def needed_settings(plan: Plan, job: Job | None = None) -> RunSettings:
             beside |= more
         else:
             found = _completed(wanted, found, beside, Path(folder))
-    return RunSettings(settings=_ordered(found), beside=beside)
+    ordered = {key: found[key] for key in SETTINGS if key in found}
+    return RunSettings(settings=ordered, beside=beside)
 
 
 def resolve_settings(settings: Mapping[str, object], folder: Path, name: str = "run") -> Job:
@@ -149,10 +150,6 @@ def _derived_otherwise(
     entries |= dict(derive_model(View(entries=entries), ""))
     known = {key: entry.value for key, entry in entries.items()}
     return {key: wanted[key] for key in _OF_HEADS if known.get(key) != wanted[key]}
-
-
-def _ordered(found: Mapping[str, object]) -> dict[str, object]:
-    return {key: found[key] for key in SETTINGS if key in found}
 
 
 def _settings_around_plan(job: Job | None) -> dict[str, object]:

@@ -72,6 +72,13 @@ def data_ranks_from_launcher(reader: KeyReader, context: ImportContext) -> DataR
     return DataRanks(count=data, why=why, source=f"cluster {context.cluster}")
 
 
+def known_or_fewest_ranks(reader: KeyReader, context: ImportContext) -> DataRanks | None:
+    """Return the data ranks by what is known of the launch, or else as few as can be."""
+    if context.ranks_unknown:
+        return assume_fewest_ranks(reader, context)
+    return data_ranks_from_launcher(reader, context)
+
+
 def assume_fewest_ranks(reader: KeyReader, context: ImportContext, copies: int = 1) -> DataRanks:
     """Return the data ranks where nothing says how many ranks are started: as few as can be."""
     count = copies * shards_of_experts(context)
@@ -177,6 +184,19 @@ def read_count(reader: KeyReader, key: str, setting: str, open_why: str) -> int 
         return None
     return reader.integer(key, COUNT, setting=setting)
 
+
+def set_sequence_parallel(reader: KeyReader, key: str, on: bool, tp: int) -> None:
+    """Map a key that says whether tensor ranks, if there are several, cut norms and residuals."""
+    if on and tp > 1:
+        reader.set(key, "mesh.sequence_parallel", True, "norms and residuals are cut too")
+    else:
+        reader.skip(key, "norms and residuals are whole")
+
+
+HOST_OR_NONE: Mapping[bool, object] = {True: "host", False: "none"}
+FULL_OR_NONE: Mapping[bool, object] = {True: "full", False: "none"}
+ALWAYS_OR_NEVER: Mapping[bool, object] = {True: "always", False: "never"}
+"""What flags of offload, of recompute and of units that are gathered again are here."""
 
 ROLES = (
     ("parameters", "in forward and backward"),

@@ -36,14 +36,7 @@ _ASSIGNMENT = re.compile(r"(?s)([A-Za-z_]\w*)(\+?)=(.*)")
 _LOOPS = {"for": "done", "while": "done", "until": "done", "case": "esac", "select": "done"}
 _PREFIXES = ("export", "declare", "local", "readonly", "eval", "exec", "time", "then", "do", "{")
 _ENDS = (NEWLINE, ";", "&", "&&", "||", "|", ";;", "(", ")")
-_SIGNS = {
-    "-eq": (0,),
-    "-ne": (-1, 1),
-    "-gt": (1,),
-    "-lt": (-1,),
-    "-ge": (0, 1),
-    "-le": (-1, 0),
-}
+_SIGNS = {"-eq": (0,), "-ne": (-1, 1), "-gt": (1,), "-lt": (-1,), "-ge": (0, 1), "-le": (-1, 0)}
 """Which signs of a difference a comparison takes."""
 
 

@@ -56,12 +56,10 @@ class Tool:
     """Found in a file of this tool, and in those of no other whose form comes later."""
     base: str | None = None
     """The preset with a model for files that describe none; None where they do, or name one."""
-    generations: tuple[str, ...]
+    generations: tuple[str, ...] = ()
     """The trainers of `cost/seconds/trainers.py` that run what it can run."""
     also_called: Mapping[str, str] = field(default_factory=dict[str, str])
     """Other names of its generations that `--trainer` takes."""
-    is_written: bool = True
-    """Whether plans are written for it, too."""
 
     @property
     def names(self) -> ToolNames:
@@ -151,8 +149,6 @@ TOOLS: Mapping[ToolName, Tool] = {
             signs="a command of Horovod",
             pattern=re.compile(r"\bhorovodrun\b|\bHOROVOD_[A-Z]"),
             base="nano",
-            generations=(),
-            is_written=False,
         ),
         Tool(
             name="nemo",
@@ -161,8 +157,6 @@ TOOLS: Mapping[ToolName, Tool] = {
             file="a NeMo YAML",
             signs="one with exp_manager or trainer",
             pattern=re.compile(r"^(exp_manager|trainer):", re.MULTILINE),
-            generations=(),
-            is_written=False,
         ),
         Tool(
             name="nanotron",
@@ -173,8 +167,6 @@ TOOLS: Mapping[ToolName, Tool] = {
             pattern=re.compile(
                 r"\A(?=.*^tokens:\s*(#.*)?$).*^parallelism:", re.MULTILINE | re.DOTALL
             ),
-            generations=(),
-            is_written=False,
         ),
         Tool(
             name="llamafactory",
@@ -184,8 +176,6 @@ TOOLS: Mapping[ToolName, Tool] = {
             signs="one with model_name_or_path",
             pattern=re.compile(r"^model_name_or_path:", re.MULTILINE),
             base="nano",
-            generations=(),
-            is_written=False,
         ),
         Tool(
             name="axolotl",
@@ -195,8 +185,6 @@ TOOLS: Mapping[ToolName, Tool] = {
             signs="one with base_model",
             pattern=re.compile(r"^base_model:", re.MULTILINE),
             base="nano",
-            generations=(),
-            is_written=False,
         ),
     )
 }

@@ -169,7 +169,9 @@ def read_launched_rank(environment: Mapping[str, str] = os.environ) -> LaunchedR
     variables = launch_variables(environment)
     if not environment.get(TF_CONFIG):
         return _rank_of_variables(environment, variables)
-    told = _rank_of_tf_config(environment)
+    cluster = read_tf_config(environment[TF_CONFIG])
+    require_rank(cluster)
+    told = _place_in(cluster, environment)
     if variables is None:
         return told
     place = _rank_of_variables(environment, variables)
@@ -193,12 +195,6 @@ def read_evaluator(environment: Mapping[str, str] = os.environ) -> LaunchedRank 
         return None
     cluster = read_tf_config(environment[TF_CONFIG])
     return _place_in(cluster, environment) if cluster.role == EVALUATOR else None
-
-
-def _rank_of_tf_config(environment: Mapping[str, str]) -> LaunchedRank:
-    cluster = read_tf_config(environment[TF_CONFIG])
-    require_rank(cluster)
-    return _place_in(cluster, environment)
 
 
 def _place_in(cluster: TFCluster, environment: Mapping[str, str]) -> LaunchedRank:
@@ -300,22 +296,14 @@ def known_node_size(environment: Mapping[str, str] = os.environ) -> int | None:
         name, text = variables.named(name), variables.values.get(name)
     if not text:
         return None
-    problems: list[Problem] = []
-    size = _read_integer(name, text, 1, None, problems)
-    if problems:
-        raise EnvironmentProblem(problems)
-    return size
+    return _one_integer(name, text, None)
 
 
 def wanted_port(environment: Mapping[str, str] = os.environ) -> int:
     """Return the port that the user asks local ranks to meet at; 0 for any free one."""
     if not environment.get(MASTER_PORT):
         return 0
-    problems: list[Problem] = []
-    port = _read_integer(MASTER_PORT, environment[MASTER_PORT], 1, _LARGEST_PORT + 1, problems)
-    if problems:
-        raise EnvironmentProblem(problems)
-    return port
+    return _one_integer(MASTER_PORT, environment[MASTER_PORT], _LARGEST_PORT + 1)
 
 
 def require_start_here(backend: Backend, environment: Mapping[str, str] = os.environ) -> None:
@@ -353,10 +341,7 @@ def check_servers(place: LaunchedRank, servers: int) -> None:
 
 
 def local_environment(
-    world_size: int,
-    environment: Mapping[str, str] = os.environ,
-    *,
-    backend: Backend = "gloo",
+    world_size: int, environment: Mapping[str, str] = os.environ, *, backend: Backend = "gloo"
 ) -> dict[str, str]:
     """Return what the process that forks `world_size` local ranks gets, unless the user set it."""
     defaults = {
@@ -378,6 +363,14 @@ def rank_environment(*, rank: int, world_size: int, port: int) -> dict[str, str]
         MASTER_ADDR: LOCAL_HOST,
         MASTER_PORT: str(port),
     }
+
+
+def _one_integer(name: str, text: str, end: int | None) -> int:
+    problems: list[Problem] = []
+    value = _read_integer(name, text, 1, end, problems)
+    if problems:
+        raise EnvironmentProblem(problems)
+    return value
 
 
 def _read_integer(

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
-from echelon.config.rules.plan import plan_problems
+from echelon.config.rules.finders import plan_problems
 from echelon.core.axis import Axis
 from echelon.core.choices.kernels import Kernels
 from echelon.core.cluster import Backend
@@ -28,7 +28,7 @@ from echelon.cost.peak.rank_peak import PlaceMemory, memory_by_place
 from echelon.launch.environment import COMPILER, is_launched, read_launched_rank
 from echelon.launch.gpus import free_gpu_bytes
 from echelon.launch.host import START_BYTES, MemoryLimit, tightest_memory_limit
-from echelon.schedule.plan_problems import pipeline_problems
+from echelon.schedule.from_plan import pipeline_problems
 
 RANK_PROCESS_BYTES = 2**26
 """Bytes of a rank's process without its tensors; measured: 41 to 75 MiB over Gloo."""

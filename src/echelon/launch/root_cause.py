@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decide which rank failed first. No processes here: faults in, one fault out.
+"""Decide whether a rank is stopped or silent, and which one failed first. No processes here.
 
 When one rank dies, its neighbours raise "connection closed by peer" milliseconds later, often
 before anyone has heard of the death. So faults are weighed by what can be the echo of another:
@@ -35,6 +35,9 @@ class FaultKind(StrEnum):
     TIMED_OUT = "timed out"
 
 
+CANNOT_END = (FaultKind.STOPPED, FaultKind.SILENT)
+"""Faults of a process that cannot end itself."""
+
 _FACTS: Mapping[FaultKind, tuple[int, float, Rule]] = {
     FaultKind.KILLED: (0, 0.0, rules.RANK_KILLED),
     FaultKind.STOPPED: (0, 0.0, rules.RANK_STOPPED),
@@ -69,6 +72,30 @@ class RankFault:
     summary: str
     detail: str = ""
     error: EchelonError | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class SignsOfLife:
+    """Judge whether a rank is stopped or silent; times are of one monotonic clock."""
+
+    heard_at: float
+    """When it was last heard of."""
+    stopped_since: float | None = None
+    """Since when the system says that it is stopped; None: it does not."""
+
+    def missed(
+        self, now: float, *, stopped: bool, stopped_s: float, silent_s: float
+    ) -> tuple[FaultKind, str] | None:
+        """The fault and its words, once it has been there for that many seconds; else None."""
+        if stopped:
+            self.stopped_since = self.stopped_since or now
+            if now - self.stopped_since >= stopped_s:
+                return FaultKind.STOPPED, "is stopped (SIGSTOP)"
+            return None
+        self.stopped_since = None
+        if now - self.heard_at > silent_s:
+            return FaultKind.SILENT, f"has said nothing for {silent_s:g} s"
+        return None
 
 
 def find_root_cause(faults: Iterable[RankFault]) -> RankFault:

@@ -245,9 +245,7 @@ class TensorPiece:
         start = 0
         for part in self.parts:
             size = -(-part // degree)
-            found.append(
-                (start + min(part, index * size), start + min(part, (index + 1) * size)),
-            )
+            found.append((start + min(part, index * size), start + min(part, (index + 1) * size)))
             start += part
         return tuple(found)
 

@@ -21,13 +21,7 @@ from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
 from echelon.layout.buckets import plan_buckets, shard_degree
 from echelon.layout.slots import SlicePart, slice_parts, slot_ranges, trained_buckets
-from echelon.layout.stage import (
-    RankPart,
-    expert_index_of,
-    held_parameters,
-    pieces_of,
-    rank_part,
-)
+from echelon.layout.stage import RankPart, expert_index_of, held_parameters, pieces_of, rank_part
 
 STAGE_AXES = (*LOSS_AXES, Axis.TP)
 """The axes over which the ranks of one stage differ."""

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echelon.core.notebook import NOTEBOOK_VIEWS
-from echelon.page.drawn.static import static_html
+from echelon.page.drawn.document import static_html
 
 if TYPE_CHECKING:
     from echelon.core.plan import Plan
-    from echelon.planner.answer.answer import PlanAnswer
-    from echelon.planner.answer.sizes import SizesAnswer
+    from echelon.planner.answer.answer import PlanAnswer, SizesAnswer
     from echelon.planner.explain.compare import PlanComparison
     from echelon.proof.verdict import Proof
     from echelon.rehearsal.run import Rehearsal

@@ -16,12 +16,10 @@ late.py             the run with late completion beside it
 claims/             what must hold, and how far off it may be
 causes/             the first wrong thing: its tensor, factor and axis (diagnose.py)
 verdict.py          the proof as a value: claims in each precision, and what is wrong
-asynchronous/       a run of asynchronous servers, and its replay
-lost_islands/       a run that loses an island, and its replay
-replays.py          the claims of both
+deviations.py       how far off each claim was, as a table, and the sums that a plan cuts into parts
+replays/            runs of asynchronous servers, and that lose an island: records, replays, claims
 verify/             prove a program that is not ours, in any framework, by what hooks capture
 bisect/             the smallest run that fails as a given one does
-deviations.py       how far off each claim was, as a table
 independent/        a second, plain implementation to prove the oracle by
 run.py              prove: shrink the plan, run its ranks and the oracle, judge every claim
 whole_run/          a whole run of the trainer, from data to text, beside one device

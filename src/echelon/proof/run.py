@@ -20,7 +20,7 @@ from echelon.core.version import __version__
 from echelon.layout.islands import inner_plan, without_losses
 from echelon.proof.causes.diagnose import diagnose, diagnose_races
 from echelon.proof.claims.choice_errors import with_ties_of_ranks
-from echelon.proof.claims.claims import ClaimResult, judge, judge_races
+from echelon.proof.claims.claims import ClaimResult, judge, judge_races, judge_sums
 from echelon.proof.claims.conditioning import (
     conditioned_tolerance,
     may_be_rounding,
@@ -29,15 +29,14 @@ from echelon.proof.claims.conditioning import (
 from echelon.proof.claims.islands import IslandRun, island_evidence
 from echelon.proof.claims.numeric_range import RangeCase, judge_ranges, range_cases
 from echelon.proof.claims.plan_evidence import PlanEvidence
-from echelon.proof.claims.rounded_sums import judge_sums
 from echelon.proof.claims.tolerance import is_low, own_tolerance, rounded_oracle_runs
-from echelon.proof.evidence.tolerance import float64_tolerance
+from echelon.proof.evidence.evidence import float64_tolerance
 from echelon.proof.late import LateRun, require_late_subject, run_late
 from echelon.proof.observed import ObservedRun, routing_from_ranks
 from echelon.proof.oracle.loss_scale import scale_without_overflow, with_overflow_scale, with_scale
 from echelon.proof.oracle.oracle import OracleStep, run_oracle
 from echelon.proof.ranks import find_factory, read_results
-from echelon.proof.replays import RankRunner, replayed, run_with_a_lost_island
+from echelon.proof.replays.runs import RankRunner, replayed, run_with_a_lost_island
 from echelon.proof.shrink import num_rounded_steps, num_steps, same_dtypes, shrink, without_8_bits
 from echelon.proof.sum_bounds import NUM_STEPS as ROUNDED_STEPS
 from echelon.proof.sum_bounds import with_exact_sums, with_rounded_sums

@@ -136,7 +136,7 @@ class RehearsedGroup(Group):
         self,
         axis: str,
         ranks: Sequence[int],
-        communicator: RehearsedCommunicator | None,
+        communicator: RehearsedCommunicator,
         recorder: Recorder,
         shapes: ShapesOnly,
     ) -> None:
@@ -150,8 +150,6 @@ class RehearsedGroup(Group):
         self, tensor: torch.Tensor, *, name: str, async_op: bool = False, op: ReduceOp = "sum"
     ) -> Pending:
         """Write down a sum of `tensor`, or the search for its largest elements."""
-        if self._logged is None:
-            return super().all_reduce(tensor, name=name, async_op=async_op, op=op)
         largest = all_reduce_bytes(tensor.nbytes, self.size)
         sent = largest if op == "max" else self._sum_bytes(tensor)
         used = _Use((), (tensor,), tensor)
@@ -161,8 +159,6 @@ class RehearsedGroup(Group):
         self, whole: torch.Tensor, shard: torch.Tensor, *, name: str, async_op: bool = False
     ) -> Pending:
         """Write down that `whole` is filled with the pieces of all ranks."""
-        if self._logged is None:
-            return super().all_gather(whole, shard, name=name, async_op=async_op)
         sent = all_gather_bytes(shard.nbytes, self.size)
         used = _Use((shard,), (whole,), whole)
         return self._issue("all_gather", name, used, sent, async_op=async_op)
@@ -171,8 +167,6 @@ class RehearsedGroup(Group):
         self, shard: torch.Tensor, whole: torch.Tensor, *, name: str, async_op: bool = False
     ) -> Pending:
         """Write down that `shard` is filled with a part of a sum."""
-        if self._logged is None:
-            return super().reduce_scatter(shard, whole, name=name, async_op=async_op)
         sent = reduce_scatter_bytes(shard.nbytes, self.size)
         used = _Use((whole,), (shard,), whole)
         return self._issue("reduce_scatter", name, used, sent, async_op=async_op)
@@ -207,8 +201,6 @@ class RehearsedGroup(Group):
         self, received: torch.Tensor, sent: torch.Tensor, *, name: str, async_op: bool = False
     ) -> Pending:
         """Write down an exchange of equal parts."""
-        if self._logged is None:
-            return super().all_to_all(received, sent, name=name, async_op=async_op)
         num_bytes = all_to_all_bytes(sent.nbytes, self.size)
         used = _Use((sent,), (received,), sent)
         return self._issue("all_to_all", name, used, num_bytes, async_op=async_op)
@@ -217,29 +209,26 @@ class RehearsedGroup(Group):
         self, sends: Mapping[int, torch.Tensor], receives: Mapping[int, torch.Tensor], *, name: str
     ) -> Pending:
         """Write down an exchange of tensors of any sizes."""
-        if self._logged is None:
-            return super().exchange(sends, receives, name=name)
         num_bytes = sum(tensor.nbytes for tensor in sends.values())
         used = _Use(tuple(sends.values()), tuple(receives.values()), None)
         return self._issue("exchange", name, used, num_bytes, async_op=True)
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Return what this rank gave, once for every member."""
-        if self._logged is not None:
-            log, task = self._logged.log, self.recorder.task
-            number = log.issue(
-                Issue(
-                    communicator=self._logged.name,
-                    members=self.ranks,
-                    kind="gather_objects",
-                    num_bytes=0,
-                    dtype=NOT_COUNTED,
-                    name="objects",
-                    task=task,
-                )
+        log, task = self._logged.log, self.recorder.task
+        number = log.issue(
+            Issue(
+                communicator=self._logged.name,
+                members=self.ranks,
+                kind="gather_objects",
+                num_bytes=0,
+                dtype=NOT_COUNTED,
+                name="objects",
+                task=task,
             )
-            log.wait(number)
-            log.host_read("gather_objects", task)
+        )
+        log.wait(number)
+        log.host_read("gather_objects", task)
         return [value] * self.size
 
     def send(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
@@ -261,7 +250,6 @@ class RehearsedGroup(Group):
         record: Callable[[WaitTime | None], None] | None = None,
     ) -> Pending:
         require_contiguous(name, tensor)
-        assert self._logged is not None, "there is another member"
         ends = sorted((self.ranks[index], self.ranks[self.index]))
         log = self._logged.log
         number = log.issue(
@@ -282,7 +270,6 @@ class RehearsedGroup(Group):
 
     def _issue(self, kind: str, name: str, used: _Use, sent: int, *, async_op: bool) -> Pending:
         """Write down an operation on what it uses."""
-        assert self._logged is not None, "there is another member"
         require_contiguous(name, *used.reads, *used.writes)
         log, whole = self._logged.log, used.whole
         number = log.issue(
@@ -328,8 +315,10 @@ class RehearsedCompletion(Completion):
         communicator: Communicator | None,
         recorder: Recorder,
     ) -> Group:
-        """Return a group that sends nothing."""
-        assert communicator is None or isinstance(communicator, RehearsedCommunicator)
+        """Return a group that sends nothing: of one that is alone nothing is written down."""
+        if communicator is None:
+            return Group(axis, ranks, recorder.rank, None, recorder)
+        assert isinstance(communicator, RehearsedCommunicator)
         return RehearsedGroup(axis, ranks, communicator, recorder, self._shapes)
 
     def buffer_pool(self, device: torch.device) -> BufferPool | None:

@@ -228,7 +228,8 @@ class KnownResults:
             if isinstance(part, int):
                 made.append(call.given[part])
             else:
-                one = _empty(*part)
+                size, strides, dtype = part
+                one = torch.empty_strided(size, strides, dtype=dtype, device="meta")
                 made.append(one)
                 new.append(one)
         return (tuple(made) if known.is_tuple else made[0]), known.work, new
@@ -283,7 +284,3 @@ def _add_to(values: Iterable[Any], key: list[Any], given: list[torch.Tensor]) ->
             _add_to(value, key, given)
         else:
             key += (kind, value)
-
-
-def _empty(size: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_strided(size, strides, dtype=dtype, device="meta")

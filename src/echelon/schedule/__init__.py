@@ -8,9 +8,9 @@ and cannot deadlock. Adding a schedule is adding one builder to `build.py`.
     action, messages            a schedule; what needs what, and what crosses ranks
     builders, build             the builders, each with its paper; the registry
     rows, files                 schedules as rows of words; CSV and JSON
-    from_plan                   a plan's schedule, and its forward passes alone for an evaluation
+    from_plan                   a plan's schedule, its forward passes alone for an evaluation, and
+                                what is wrong with its stages and rows
     check, deadlock             the proof, circles of waits
-    plan_problems               what is wrong with the stages and rows of a plan
     simulate, timer             seconds: event by event, and of many orders or plans
     automatic, list_scheduling, lower_bound    the search for a faster one
     staleness                   pipelines without a flush, as a table

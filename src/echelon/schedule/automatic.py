@@ -75,11 +75,6 @@ class FoundSchedule:
     lower_bound_s: float
     fixed: Mapping[str, float]
 
-    @property
-    def gap(self) -> float:
-        """Return by what share the schedule is longer than the lower bound; the best is nearer."""
-        return self.makespan_s / self.lower_bound_s - 1 if self.lower_bound_s else 0.0
-
 
 def find_schedule(
     stage_ranks: tuple[int, ...],

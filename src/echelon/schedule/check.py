@@ -319,7 +319,7 @@ def _gaps(
     whole = sum(not _cell_fault(stage, microbatch, kinds) for stage, microbatch in kinds)
     wrong = stages * microbatches - whole
     faults: list[Problem] = []
-    for stage, microbatch in _all_cells(stages, microbatches):
+    for stage, microbatch in ((s, m) for s in range(stages) for m in range(microbatches)):
         if len(faults) == min(wrong, MOST_NAMED):
             break
         if text := _cell_fault(stage, microbatch, kinds):
@@ -327,12 +327,6 @@ def _gaps(
             message = f"stage {stage}, microbatch {microbatch}: {text} (rank {rank})"
             faults.append(SCHEDULE_COVERS_ONCE.problem(message, set_by=cells.file_at(rank)))
     return faults, wrong - len(faults)
-
-
-def _all_cells(stages: int, microbatches: int) -> Iterator[tuple[int, int]]:
-    for stage in range(stages):
-        for microbatch in range(microbatches):
-            yield stage, microbatch
 
 
 def _cell_fault(stage: int, microbatch: int, found: dict[tuple[int, int], set[ActionKind]]) -> str:

@@ -43,6 +43,7 @@ from echelon.telemetry.timeline import (
     ClockOffsets,
     RunPipeline,
     clock_offsets_from_steps,
+    first_start,
     measured_durations,
     measured_timelines,
     pipelines_from_plan,
@@ -218,12 +219,7 @@ def _ranks_of_step(
     floors_s: Sequence[float],
 ) -> Mapping[int, Mapping[Bound, float]]:
     """Return what the step of each rank went to; `floors_s` are of a microbatch on each stage."""
-    begin = min(
-        event.start + clocks.offset_s[rank]
-        for rank, events in step.events.items()
-        for event in events
-        if event.kind in ACTION_KINDS
-    )
+    begin = first_start(step, clocks)
     ranks: dict[int, Mapping[Bound, float]] = {}
     for timeline in measured_timelines(pipes, step, clocks):
         posted, pipe = posted_at(timeline), timeline.pipeline

@@ -124,16 +124,8 @@ class Console:
         self._clear_bar()
         print(text, file=self._stream, flush=True)
 
-    def validated(self, step: int, loss: float) -> None:
-        """Print a validation loss."""
-        self.say(f"step {step}/{self._total}  validation loss {loss:.4f}")
-
-    def saved(self, step: int, path: Path) -> None:
-        """Say that a checkpoint was committed."""
-        self.say(f"step {step}/{self._total}  saved {path}")
-
     def noted(self, step: int, text: str) -> None:
-        """Say what else happened by the end of a step."""
+        """Say what happened by the end of a step."""
         self.say(f"step {step}/{self._total}  {text}")
 
     def close(self) -> None:

@@ -3,8 +3,8 @@
 
 Every rank writes its events and, when it ends, how much memory it came to use (a line of
 logs/rank-0000.jsonl); rank 0 also writes metrics.jsonl and prints the step line, or the first
-server where workers may be lost, or the first island that is there. Of experts, one rank of each
-pipeline stage writes the loads of its layers (routing.jsonl).
+island that is there. Of experts, one rank of each pipeline stage writes the loads of its layers
+(routing.jsonl).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from echelon.config.job import Job
 from echelon.core.event import EventSink, NoEvents
 from echelon.core.plan import Plan
-from echelon.cost.seconds.flops import model_flops_per_token
+from echelon.cost.seconds.kernels import model_flops_per_token
 from echelon.layout.islands import islands_of
 from echelon.telemetry.console import (
     Console,
@@ -126,7 +126,7 @@ class RankObserver:
             self._events.close()
         if self._routing is not None:
             self._routing.close()
-        with closing(JsonLines(rank_path(self.run_dir, self.rank))) as lines:
+        with closing(JsonLines(self.run_dir / "logs" / f"rank-{self.rank:04d}.jsonl")) as lines:
             memory = self.memory()
             lines.add({"rank": self.rank, "time": time.time(), "peak_bytes": memory.peak_bytes})
 
@@ -147,10 +147,13 @@ class ChiefObserver(RankObserver):
 
     def _open(self) -> None:
         """Begin to tell of a run from its start."""
+        self._go_on()
+        self._write(START, plan_hash=self.job.plan.content_hash(), steps=self.job.train.steps)
+
+    def _go_on(self) -> None:
         job = self.job
         self._console = Console(log_every=job.observe.log_every, total_steps=job.train.steps)
         self._metrics = JsonLines(self.run_dir / METRICS_FILE)
-        self._write(START, plan_hash=job.plan.content_hash(), steps=job.train.steps)
 
     def stepped(self, facts: StepFacts) -> None:
         """Write and print one step."""
@@ -184,12 +187,12 @@ class ChiefObserver(RankObserver):
         """Write and print a validation loss."""
         super().validated(step, loss)
         self._write("validation", step=step, loss=loss)
-        self._console.validated(step, loss)
+        self._console.noted(step, f"validation loss {loss:.4f}")
 
     def saved(self, step: int, path: Path) -> None:
         """Write and print that a checkpoint was committed."""
         self._write("checkpoint", step=step, path=str(path))
-        self._console.saved(step, path)
+        self._console.noted(step, f"saved {path}")
 
     def noted(self, step: int, text: str) -> None:
         """Write and print what else happened."""
@@ -273,10 +276,9 @@ class IslandObserver(ChiefObserver):
 
     def _take_over(self) -> None:
         """Go on with the lines of another, who may be lost."""
-        path, job = self.run_dir / METRICS_FILE, self.job
-        self._console = Console(log_every=job.observe.log_every, total_steps=job.train.steps)
-        self._metrics = JsonLines(path)
-        steps = [one.whole("step") for one in read_entries(path) if one.text("kind") == STEP]
+        self._go_on()
+        entries = read_entries(self.run_dir / METRICS_FILE)
+        steps = [one.whole("step") for one in entries if one.text("kind") == STEP]
         for facts in self._kept:
             if not steps or facts.step > steps[-1]:
                 super()._tell(facts)
@@ -286,8 +288,3 @@ def peak_flops(plan: Plan) -> float | None:
     """Return the peak FLOP/s of all devices of a plan, or None where it is not known."""
     each = plan.cluster.device.flops(plan.mathematics.precision.parameters)
     return None if each is None else each * plan.mesh.world_size
-
-
-def rank_path(run_dir: Path, rank: int) -> Path:
-    """Return where a rank writes a line each time that it ends."""
-    return run_dir / "logs" / f"rank-{rank:04d}.jsonl"

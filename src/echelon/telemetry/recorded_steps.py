@@ -15,7 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from echelon.core.errors import ConfigError
 from echelon.core.event import Event
+from echelon.core.rulebook.run import RUN_HAS_EVENTS
 from echelon.schedule.action import ActionKind
 from echelon.telemetry.events import METRICS_FILE, START, STEP, events_files
 from echelon.telemetry.json_lines import (
@@ -89,6 +91,16 @@ class RecordedSteps:
             lines = read_entries(path, begin, end)
             events[rank] = tuple(line.event(rank) for line in lines)
         return RecordedStep(number=number, start=start, events=events)
+
+
+def no_events(run_dir: Path, why: str) -> ConfigError:
+    """Return the error of a run whose events are not there."""
+    suggestions = ["observe.events = true in a new run"]
+    return ConfigError(
+        RUN_HAS_EVENTS.problem(
+            f"{run_dir} has {why}", key="observe.events", suggestions=suggestions
+        )
+    )
 
 
 def step_ranges(numbers: Sequence[int]) -> str:

@@ -16,12 +16,12 @@ from statistics import median
 
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
-from echelon.core.rulebook.run import RUN_HAS_EVENTS, RUN_IS_PIPELINED, STEP_RECORDED
+from echelon.core.rulebook.run import RUN_IS_PIPELINED, STEP_RECORDED
 from echelon.cost.seconds.unit_times import UnitTimes, stage_durations
 from echelon.schedule.simulate import Durations
 from echelon.telemetry.bubble import Bubble, bubble_from_timelines
 from echelon.telemetry.events import ranks_with_events
-from echelon.telemetry.recorded_steps import RecordedStep, RecordedSteps, step_ranges
+from echelon.telemetry.recorded_steps import RecordedStep, RecordedSteps, no_events, step_ranges
 from echelon.telemetry.run_directory import open_run
 from echelon.telemetry.timeline import (
     MEASURED,
@@ -216,13 +216,7 @@ def _require_events(run_dir: Path, plan: Plan, ranks: Sequence[int]) -> None:
     if missing := [rank for rank in ranks if rank not in there]:
         named = ", ".join(str(rank) for rank in missing[:8]) + (", ..." if missing[8:] else "")
         what = f"no events of ranks {named}" if there else "no events at all"
-        raise ConfigError(
-            RUN_HAS_EVENTS.problem(
-                f"{run_dir} has {what}; its plan has {plan.mesh.world_size} ranks",
-                key="observe.events",
-                suggestions=["observe.events = true in a new run"],
-            )
-        )
+        raise no_events(run_dir, f"{what}; its plan has {plan.mesh.world_size} ranks")
 
 
 def _not_recorded(message: str, numbers: Sequence[int], near: int | None = None) -> ConfigError:

@@ -94,7 +94,7 @@ class RunSummary:
     recorded: str = ""
     """Steps that have events, if the run left some out; else empty."""
     notes: tuple[str, ...] = ()
-    """What else happened: workers or islands that were lost and came back."""
+    """What else happened: islands that were lost and came back."""
     mirrors: tuple[MirrorStatus, ...] = ()
     """How its mirrors in trackers stand, those that were begun."""
 

@@ -150,17 +150,22 @@ def measured_timelines(
     A message ends where it is known to have arrived: when its sender saw it off or its receiver
     used it, whichever came first.
     """
-    begin = min(
-        event.start + clocks.offset_s[rank]
-        for rank, events in step.events.items()
-        for event in events
-        if event.kind in ACTION_KINDS
-    )
+    begin = first_start(step, clocks)
     aligned = {
         rank: [shifted(event, clocks.offset_s[rank] - begin) for event in events]
         for rank, events in step.events.items()
     }
     return tuple(_measured(pipe, aligned) for pipe in pipes)
+
+
+def first_start(step: RecordedStep, clocks: ClockOffsets) -> float:
+    """Return when the first action of a step began, on the clock that ranks share."""
+    return min(
+        event.start + clocks.offset_s[rank]
+        for rank, events in step.events.items()
+        for event in events
+        if event.kind in ACTION_KINDS
+    )
 
 
 def is_whole(pipe: RunPipeline, step: RecordedStep) -> bool:

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from bench.accuracy.errors import errors, memory_pair
-from bench.accuracy.known_settings import all_settings_known, known_rows
 from bench.accuracy.memory_bands import with_memory_bands
 from bench.accuracy.predict import Prediction, predict
 from bench.accuracy.published.rows import Row, read_rows
-from bench.accuracy.report import summary_text, to_json
+from bench.accuracy.report import all_settings_known, known_rows, summary_text, to_json
 
 DATA = Path(__file__).parents[3] / "bench" / "data"
 CELLS = {

@@ -15,8 +15,7 @@ from bench.accuracy.published.memory_settings import (
 )
 from bench.accuracy.published.models import model_of
 from bench.accuracy.published.programs import Program, software_of
-from bench.accuracy.published.refusals import Refused
-from bench.accuracy.published.rows import Row
+from bench.accuracy.published.rows import Refused, Row
 from echelon.cost.inputs.cost_inputs import TrainerConstants
 
 PURE = "bf16 (pure: parameters, gradients, states)"

@@ -14,8 +14,8 @@ import pytest
 from bench import planner_accuracy
 from bench.accuracy import fit
 from bench.accuracy.errors import errors, fitting, rate_pair, step_pair
+from bench.accuracy.fit import LEAVE_OUT, predict_left_out
 from bench.accuracy.groups import publisher_of, short, within
-from bench.accuracy.left_out import LEAVE_OUT, predict_left_out
 from bench.accuracy.predict import Adjust, Case, Prediction, cases_of, predict, predict_cases
 from bench.accuracy.published.measured import measured
 from bench.accuracy.published.models import model_of

@@ -7,18 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from bench.accuracy.published import cells
 from bench.accuracy.published.devices import cluster_of
 from bench.accuracy.published.known_models import known_model, published_models, words
-from bench.accuracy.published.links import device_link, network_of, rate_of
-from bench.accuracy.published.machines import machine_of
+from bench.accuracy.published.machines import device_link, machine_of, network_of, rate_of
 from bench.accuracy.published.measured import active_params
 from bench.accuracy.published.models import model_of
 from bench.accuracy.published.neighbours import with_neighbours
+from bench.accuracy.published.plans import recomputes_of
 from bench.accuracy.published.programs import framework_from_name, program_of
-from bench.accuracy.published.recomputes import recomputes_of
-from bench.accuracy.published.refusals import Refused
-from bench.accuracy.published.rows import Row, read_rows
+from bench.accuracy.published.rows import Refused, Row, read_rows
 from echelon.cost.bytes.model_sizes import block_weights
 from echelon.cost.inputs.numbers import LayoutNumbers
 from echelon.cost.seconds.trainers import FRAMEWORKS
@@ -45,7 +42,7 @@ def row(**columns: str) -> Row:
     ],
 )
 def test_number_of_a_cell(cell: str | None, number: float | None) -> None:
-    assert cells.number(cell) == number
+    assert Row(id="r", cells={"c": cell}).number("c") == number
 
 
 @pytest.mark.parametrize(
@@ -53,7 +50,7 @@ def test_number_of_a_cell(cell: str | None, number: float | None) -> None:
     [("true", True), ("False", False), ("yes (v2)", True), ("", None), ("maybe", None)],
 )
 def test_flag_of_a_cell(cell: str, flag: bool | None) -> None:
-    assert cells.flag(cell) is flag
+    assert Row(id="r", cells={"c": cell}).flag("c") is flag
 
 
 def test_file_with_other_columns_and_marks(tmp_path: Path) -> None:

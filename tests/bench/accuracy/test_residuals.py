@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.accuracy import residuals, spreads
-from bench.accuracy.fit import unfitted
+from bench.accuracy import residuals
+from bench.accuracy.fit import priors, unfitted
 from bench.accuracy.predict import Case, cases_of
-from bench.accuracy.priors import priors
 from bench.accuracy.published.rows import read_rows
 from bench.accuracy.residuals import LeftOut, left_out, read_left_out, write_left_out
 from echelon.cost.fit.solver import ConstantValues
@@ -20,8 +19,8 @@ DATA = Path(__file__).parents[3] / "bench" / "data"
 
 def test_the_module_is_what_the_command_writes() -> None:
     rows = read_left_out(DATA / "left_out.csv")
-    assert spreads.module_text(rows) == spreads.MODULE.read_text(encoding="utf-8")
-    assert spreads.measured_text(rows) == spreads.MEASURED.read_text(encoding="utf-8")
+    assert residuals.module_text(rows) == residuals.MODULE.read_text(encoding="utf-8")
+    assert residuals.measured_text(rows) == residuals.MEASURED.read_text(encoding="utf-8")
 
 
 def _run(name: str, publisher: str, measured_s: float, **other: float) -> LeftOut:
@@ -47,7 +46,7 @@ def test_a_long_sweep_does_not_speak_for_all() -> None:
     many = [_run(f"a{n}", "a", 1.0) for n in range(100)]
     few = [_run(f"b{n}", "b", 2.0) for n in range(4)]
     runs = [(run, run.measured_s) for run in (*many, *few)]
-    low, high = spreads.factors(runs)
+    low, high = residuals.factors(runs)
     assert low == 1.0
     assert high > 1.5
 
@@ -56,7 +55,7 @@ def test_few_runs_of_a_trainer_on_a_device_are_judged_with_others() -> None:
     runs = [replace(_run(f"a{n}", "a", 1.1), trainer="a") for n in range(10)]
     runs += [replace(_run(f"b{n}", "b", 1.5), trainer="b", device=f"d{n % 2}") for n in range(12)]
     runs += [replace(_run(f"c{n}", "c", 1.3), trainer=f"c{n}") for n in range(3)]
-    found = spreads.deviations(runs)
+    found = residuals.deviations(runs)
     assert found["a"]["d"] == pytest.approx(0.095, abs=2e-3)
     assert found["b"] == {"d0": found["b"]["d1"], "d1": pytest.approx(0.405, abs=2e-3)}
     assert found["c0"]["d"] == found["c2"]["d"] == pytest.approx(0.262, abs=2e-3)
@@ -65,7 +64,7 @@ def test_few_runs_of_a_trainer_on_a_device_are_judged_with_others() -> None:
 def test_runs_of_one_size_are_one_line_of_the_measured_runs() -> None:
     runs = [_run("a1", "a", 1.0), _run("a2", "a", 2.0, parameters=8e9, tokens=4000.0)]
     runs += [_run("b1", "b", 1.0, experts=8.0), _run("c1", "c", 0.0, devices=512.0)]
-    assert spreads.measured_text(runs).splitlines() == [
+    assert residuals.measured_text(runs).splitlines() == [
         "trainer,device,experts,parameters,devices,tokens",
         "t,d,0,8589934592,16,4096",
         "t,d,1,8589934592,16,4096",
@@ -73,7 +72,7 @@ def test_runs_of_one_size_are_one_line_of_the_measured_runs() -> None:
 
 
 def test_pairs_are_of_one_sweep() -> None:
-    found = spreads.pairs(
+    found = residuals.pairs(
         [
             *(_run("a1", "a", 1.0), _run("a2", "a", 1.1), _run("b1", "b", 9.0)),
             *(replace(_run("c1", "c", 2.0), publisher_s=2.0), _run("c2", "c", 1.0)),

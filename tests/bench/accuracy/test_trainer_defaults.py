@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.accuracy.published.programs import Program, software_of
-from bench.accuracy.published.refusals import Refused
-from bench.accuracy.published.rows import Row
+from bench.accuracy.published.rows import Refused, Row
 from bench.accuracy.published.trainer_defaults import DTYPE_BYTES, trainer_defaults
 from echelon.cost.inputs.cost_inputs import TrainerConstants
 from echelon.cost.seconds.trainers import FRAMEWORKS

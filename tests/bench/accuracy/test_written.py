@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.accuracy import written
-from bench.accuracy.written import FILES, PRESETS, TRAINERS, preset_file, write_constants
+from bench.accuracy import fit as written
+from bench.accuracy.fit import PRESETS, TABLES, TRAINERS, preset_file, write_constants
 from echelon.cost.seconds.trainers import FITTED
 
 
@@ -27,11 +27,11 @@ def test_a_device_keeps_the_rest_of_its_preset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = TRAINERS.read_text()
-    for stem in FILES["V100"]:
+    for stem in TABLES["device"]["V100"]["presets"]:
         (tmp_path / f"{stem}.toml").write_bytes(preset_file(PRESETS, stem).read_bytes())
     monkeypatch.setattr(written, "PRESETS", tmp_path)
     write_constants({"device V100 matmul": 0.123456, "device V100 new": 2.0})
-    for stem in FILES["V100"]:
+    for stem in TABLES["device"]["V100"]["presets"]:
         old, new = (preset_file(folder, stem).read_text() for folder in (PRESETS, tmp_path))
         changed = set(new.splitlines()) - set(old.splitlines())
         assert changed == {"matmul = 0.123", "new = 2"}
@@ -40,6 +40,6 @@ def test_a_device_keeps_the_rest_of_its_preset(
 
 
 def test_every_device_that_is_fitted_has_its_presets() -> None:
-    for stems in FILES.values():
-        for stem in stems:
+    for known in TABLES["device"].values():
+        for stem in known["presets"]:
             assert "[device.efficiency]\n" in preset_file(PRESETS, stem).read_text()

@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch._dynamo.exc import Unsupported
 
+from bench.gpu import experts
 from bench.gpu.budget import Budget, run_limited
 from bench.gpu.loads import (
     LOADS,
@@ -258,7 +259,7 @@ def test_plain_pytorch_compiles_to_one_graph_or_fails(monkeypatch: pytest.Monkey
         torch._dynamo.graph_break()
         return logits_BTV.mean() + labels_BT.sum() * 0
 
-    monkeypatch.setattr("bench.gpu.plain.mean_loss", breaks)
+    monkeypatch.setattr("bench.gpu.subjects.mean_loss", breaks)
     torch.compiler.reset()
     step, _ = build(settings)
     with pytest.raises(Unsupported):
@@ -338,3 +339,25 @@ def test_help_names_every_part(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     assert ", ".join(PARTS) in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_block_of_experts_is_rehearsed_here(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experts.grouped_matmul, "has_grouped_kernel", lambda _: True)
+    arguments = ["--device", "cpu", "--sizes", "64x32x24", "--steps", "1", "--repeats", "1"]
+    assert experts.main(arguments) == 0
+    rows_told = [line for line in capsys.readouterr().out.splitlines() if " bf16" not in line]
+    errors = [float(line.split("|")[-2]) for line in rows_told if line.startswith(("| E", "| t"))]
+    assert len(errors) == 5
+    # bf16 has eight bits; an expert that was left out would be seen.
+    assert max(errors) < 0.05
+    for text in ("64x32", "62x32x24", "64x30x24", "0x32x24"):
+        with pytest.raises(ValueError, match=text):
+            experts.block_plan(text, 8)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+def test_without_a_gpu_experts_are_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert experts.main([]) == 3
+    assert "not run" in capsys.readouterr().err

@@ -8,9 +8,13 @@ import pytest
 import torch
 
 from bench.gpu.loads import LOADS, Case, Framework, Settings
-from bench.gpu.plain import PlainLlama
-from bench.gpu.subjects import build
-from bench.gpu.weights import HUGGING_FACE_SOURCES, PLAIN_SOURCES, set_first_values
+from bench.gpu.subjects import (
+    HUGGING_FACE_SOURCES,
+    PLAIN_SOURCES,
+    PlainLlama,
+    build,
+    set_first_values,
+)
 from echelon.core.parameters import parameters
 
 STEPS = 12

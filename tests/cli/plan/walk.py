@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from echelon.config.files.times_file import unit_times_from_job
+from echelon.config.files.measurements import unit_times_from_job
 from echelon.config.load import load_job
 from echelon.core.errors import EchelonError
 from echelon.interop.plan_settings import needed_settings, run_toml

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.config.derived.collectives import (
+from echelon.config.derived.replicas import (
     EXPERT_SLICES,
     SLICES,
     groups_of_algorithm,

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.config.files.show import resolved_toml
-from echelon.config.files.times_file import (
+from echelon.config.files.measurements import (
     FITTED,
     PASSES,
     UNITS,
@@ -17,6 +16,7 @@ from echelon.config.files.times_file import (
     read_times,
     unit_times_from_job,
 )
+from echelon.config.files.show import resolved_toml
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
 from tests.config.measured import times_file

@@ -13,8 +13,8 @@ from echelon.api.training import train
 from echelon.cli.main import main
 from echelon.config.files.show import resolved_toml
 from echelon.config.load import load_job
-from echelon.config.model.unknown import has_sizes, why_nothing_is_assumed
-from echelon.config.rules.plan import require_yes_to_assumed
+from echelon.config.model.hugging_face import has_sizes, why_nothing_is_assumed
+from echelon.config.rules.finders import require_yes_to_assumed
 from echelon.core.errors import ConfigError
 from echelon.core.model_shape import ModelShape
 from echelon.interop.hugging_face.folder import hub_config

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from echelon.config.load import load_job
-from echelon.config.rules.plan import require_trainable
+from echelon.config.rules.finders import require_trainable
 from echelon.core.errors import ConfigError
 from tests.config.problems import SMALL, problems_of, write
 

@@ -8,7 +8,7 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.config.plan_view import plan_settings
-from echelon.config.rules.plan import plan_problems
+from echelon.config.rules.finders import plan_problems
 from echelon.core.choices.lora import Lora
 from tests.config.problems import SMALL, problems_of, write
 

@@ -16,15 +16,17 @@ from echelon.cost.fit.samples import (
 )
 
 TINY = Workload(
-    matmuls=[MatmulKernel(rows=n, depth=k, columns=64) for n in (16, 64, 128) for k in (16, 64)],
-    attention=[
-        FusedAttentionKernel(sequences=1, heads=2, length=length, head_dim=16, backward=backward)
-        for length in (32, 64)
-        for backward in (False, True)
+    kernels=[
+        *(LaunchKernel(name=name) for name in LAUNCH_OPERATORS),
+        *(MatmulKernel(rows=n, depth=k, columns=64) for n in (16, 64, 128) for k in (16, 64)),
+        *(
+            FusedAttentionKernel(sequences=1, heads=2, length=n, head_dim=16, backward=backward)
+            for n in (32, 64)
+            for backward in (False, True)
+        ),
+        *(MemoryKernel(name=name, num_bytes=64 * KIB) for name in MEMORY_OPERATORS),
+        OptimizerKernel(elements=2**12, num_bytes=UPDATE_BYTES * 2**12),
     ],
-    memory_bound=[MemoryKernel(name=name, num_bytes=64 * KIB) for name in MEMORY_OPERATORS],
-    updates=[OptimizerKernel(elements=2**12, num_bytes=UPDATE_BYTES * 2**12)],
-    launches=[LaunchKernel(name=name) for name in LAUNCH_OPERATORS],
     sizes=(1 * KIB, 64 * KIB),
     window_s=0.002,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.cost.inputs.group_links import (
+from echelon.cost.inputs.cost_inputs import (
     data_group_links,
     group_link_numbers,
     library_group_links,

@@ -11,7 +11,7 @@ import pytest
 
 from echelon.core.choices.collective_algorithms import BACKEND, HIERARCHICAL, algorithm_index
 from echelon.core.cluster import Cluster, Device, Link
-from echelon.cost.inputs.group_links import GroupLinkNumbers, group_link_numbers
+from echelon.cost.inputs.cost_inputs import GroupLinkNumbers, group_link_numbers
 from echelon.cost.inputs.numbers import Num
 from echelon.cost.seconds.collectives import (
     all_gather_seconds,

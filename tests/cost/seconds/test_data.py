@@ -8,7 +8,7 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.core.plan import Plan
-from echelon.cost.inputs.group_links import data_group_links
+from echelon.cost.inputs.cost_inputs import data_group_links
 from echelon.cost.seconds.collectives import all_reduce_seconds
 from echelon.cost.seconds.data import (
     REACHED,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.cost.inputs.group_links import (
+from echelon.cost.inputs.cost_inputs import (
     group_link_numbers,
     library_group_links,
     pairwise_group_links,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from echelon.core.model_shape import Experts, LatentAttention, ModelShape
-from echelon.cost.seconds.flops import causal_positions, model_flops_per_token
+from echelon.cost.seconds.kernels import causal_positions, model_flops_per_token
 
 SHAPE = ModelShape(
     name="x",

@@ -63,11 +63,11 @@ RECORDS = {
             "echelon.telemetry.schedule_report.TimelineReport",
         ),
         "echelon.telemetry.routing.ExpertHotspots",
-        *("echelon.api.converting.ImportedRun", "echelon.api.converting.ExportedRun"),
+        *("echelon.interop.importer.ImportedRun", "echelon.interop.export.ExportedRun"),
         "echelon.api.exporting.ExportedWeights",
         "echelon.api.calibrating.machine.MachineCalibration",
         *(
-            "echelon.config.files.times_file.TimesFile",
+            "echelon.config.files.measurements.TimesFile",
             "echelon.api.calibrating.run.RunCalibration",
         ),
         "echelon.api.calibrating.merge.MergedCalibration",

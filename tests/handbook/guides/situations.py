@@ -27,4 +27,4 @@ def plan_of(text: str) -> Plan:
 
 def situation(text: str) -> PlanSituation:
     """Return the situation of the same words."""
-    return PlanSituation(plan_of(text))
+    return PlanSituation.of(plan_of(text))

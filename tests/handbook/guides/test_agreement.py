@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from echelon.handbook.guides.comparison import advise
-from echelon.handbook.guides.practices import rows_for
+from echelon.handbook.guides.practices import advise, rows_for
 from echelon.handbook.guides.trees import TREES
 from tests.handbook.guides.situations import situation
 

@@ -8,7 +8,7 @@ from echelon.core.axis import Axis
 from echelon.core.mesh import Mesh
 from echelon.cost.seconds.trainers import FRAMEWORKS, OURS
 from echelon.handbook.errata.claims import all_claims
-from echelon.handbook.guides.comparison import STRATEGY_KINDS, across_nodes, compare_strategies
+from echelon.handbook.guides.practices import STRATEGY_KINDS, across_nodes, compare_strategies
 from echelon.planner.predict.split_memory import GuideSplit
 from tests.handbook.guides.situations import situation
 

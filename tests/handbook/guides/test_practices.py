@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.handbook.guides.comparison import advise
-from echelon.handbook.guides.practices import PREFERENCES
+from echelon.handbook.guides.practices import PREFERENCES, advise
 from tests.handbook.guides.situations import situation
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echelon.cost.seconds.trainers import FRAMEWORKS, OURS
-from echelon.handbook.guides.comparison import compare_strategies
+from echelon.handbook.guides.practices import compare_strategies
 from echelon.handbook.guides.situation import MANY_NODES
 from tests.handbook.guides.situations import situation
 

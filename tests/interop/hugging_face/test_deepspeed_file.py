@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from echelon.interop.importer import Imported, import_file
+from echelon.interop.importer import ImportedRun, import_file
 from tests.interop.axolotl.test_read import TEXT
 from tests.interop.llamafactory.test_read import PRETRAIN, WEIGHTS
 
@@ -26,7 +26,7 @@ AUTO: dict[str, Any] = {
 }
 
 
-def imported(folder: Path, file: dict[str, Any], text: str = PRETRAIN) -> Imported:
+def imported(folder: Path, file: dict[str, Any], text: str = PRETRAIN) -> ImportedRun:
     (folder / "ds.json").write_text(json.dumps(file), encoding="utf-8")
     path = folder / "run.yaml"
     path.write_text(f"{text}deepspeed: ds.json\n", encoding="utf-8")

@@ -16,7 +16,7 @@ from tests.interop.launcher.launch_lines import ACCELERATE, DEEPSPEED, HOROVOD, 
 
 def value(line: str | Path, key: str, ranks: int | None = None) -> object:
     """Return a setting of an imported run that has no problem."""
-    found = import_run(line, ranks=ranks).found
+    found = import_run(line, ranks=ranks)
     assert found.is_whole, found.invalid
     return found.settings[key].value
 
@@ -30,7 +30,7 @@ def test_a_line_of_torchrun_has_the_flags_of_its_script() -> None:
     line = MEGATRON.format(ranks=2)
     assert value(line, "model.hidden") == 512
     assert value(line, "mesh.dp_replicate") == 2
-    assert import_run(line).found.kind == "megatron"
+    assert import_run(line).kind == "megatron"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_the_file_that_a_line_names_is_read_for_its_ranks(
     (tmp_path / name).write_text(text)
     command = f"{line}{tmp_path / name} train.py"
     assert value(command, "mesh.dp_shard") == 4
-    assert import_run(command).found.path == tmp_path / name
+    assert import_run(command).path == tmp_path / name
 
 
 def test_a_line_that_says_nothing_and_a_file_that_is_not_there_are_refused() -> None:

@@ -26,8 +26,8 @@ def test_a_stage_of_one_rank_becomes_0_and_says_so(tool: str, tmp_path: Path) ->
         file.write_text(json.dumps({**DEEPSPEED, "zero_optimization": zero}))
         ranks = 1
     run = import_run(file, ranks=ranks)
-    assert run.found.is_whole, run.found.invalid
-    assert run.found.settings["zero.stage"].value == 0
+    assert run.is_whole, run.invalid
+    assert run.settings["zero.stage"].value == 0
     told = [row.why for row in run.rows if row.setting == "zero.stage"]
     stage = {"megatron": 1, "deepspeed": 2}.get(tool, 3)
     assert told == [f"stage {stage} of one rank shares nothing"]
@@ -40,4 +40,4 @@ def test_a_stage_that_the_user_sets_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     file.write_text(json.dumps(DEEPSPEED))
     run = import_run(file, ranks=1, settings=["zero.stage=1"])
-    assert [one.rule for one in run.found.invalid] == ["zero-shares-out"]
+    assert [one.rule for one in run.invalid] == ["zero-shares-out"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from echelon.core.model_shape import Experts
-from echelon.interop.importer import import_file, imported_toml
+from echelon.interop.importer import import_file
 from echelon.interop.megatron.read_model import layer_pattern
 from echelon.interop.megatron.write import WRITER
 from tests.interop.imports import Imports, rows_of
@@ -237,7 +237,7 @@ def test_the_stock_command_of_gpt_oss_keeps_its_blocks(tmp_path: Path) -> None:
     assert values["model.experts.limit"] == 7.0
     assert values["model.sinks"] is True
     assert values["model.layer_kinds"] == ["local", "global"]
-    assert "layer_kinds" in imported_toml(found, tmp_path)
+    assert "layer_kinds" in found.to_toml(tmp_path)
 
 
 LAUNCH = (

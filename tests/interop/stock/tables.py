@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import wrap
 
-from echelon.interop.importer import Imported, import_file, keys_by_fate
+from echelon.interop.importer import ImportedRun, import_file, keys_by_fate
 from echelon.interop.tools import TOOLS
 
 STOCK = Path(__file__).parent
@@ -25,12 +25,12 @@ FILES = sorted(
 _WIDTH = 116  # columns
 
 
-def table_of(found: Imported) -> str:
+def table_of(found: ImportedRun) -> str:
     """Return the table of an import: keys by what became of them, then what is lost, and why."""
     return "\n".join(_lines(found)) + "\n"
 
 
-def _lines(found: Imported) -> Iterator[str]:
+def _lines(found: ImportedRun) -> Iterator[str]:
     for fate, keys in keys_by_fate(found).items():
         yield from _wrapped(f"{fate}: {len(keys)}", ", ".join(keys))
     for word, problems in (("refused", found.refused), ("does not load", found.invalid)):

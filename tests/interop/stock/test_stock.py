@@ -8,7 +8,7 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
-from echelon.interop.importer import import_file, imported_toml
+from echelon.interop.importer import import_file
 from echelon.interop.lenient import ALL
 from tests.interop.stock.tables import FILES, STOCK, table_of
 
@@ -27,7 +27,7 @@ def test_a_stock_file_imports_and_shows_what_it_lost(path: Path, tmp_path: Path)
     assert found.kind == path.parent.name
     assert table_of(found) == path.with_suffix(".txt").read_text(encoding="utf-8")
     written = tmp_path / f"{path.name}.toml"  # The model has the name of the run.
-    written.write_text(imported_toml(found, tmp_path), encoding="utf-8")
+    written.write_text(found.to_toml(tmp_path), encoding="utf-8")
     text = written.read_text(encoding="utf-8")
     for problem in (*found.refused, *found.invalid):
         assert f"[{problem.rule}]" in text

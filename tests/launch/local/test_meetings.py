@@ -6,8 +6,15 @@ import pytest
 
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.verify import VERIFY_RAISED
-from echelon.launch.local import meetings
-from echelon.launch.local.meetings import MeetingWatch, RankView, odd_rank, where_lost, wrong_size
+from echelon.launch.desync.fingerprint import Activity
+from echelon.launch.local import desync_watch as meetings
+from echelon.launch.local.desync_watch import (
+    KnownRank,
+    MeetingWatch,
+    odd_rank,
+    where_lost,
+    wrong_size,
+)
 from echelon.launch.local.messages import ThreadStacks
 from echelon.launch.root_cause import FaultKind, RankFailure, RankFault
 
@@ -24,7 +31,7 @@ class Clock:
         """Begin at 0."""
         self.now = 0.0
         self.used = {0: 0.0, 1: 0.0, 2: 0.0}
-        monkeypatch.setattr("echelon.launch.local.meetings.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("echelon.launch.local.desync_watch.time.monotonic", lambda: self.now)
         monkeypatch.setattr(meetings, "processor_seconds", self.used.__getitem__)
 
 
@@ -34,13 +41,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def view(rank: int, stacks: ThreadStacks | None) -> RankView:
+def view(rank: int, stacks: ThreadStacks | None) -> KnownRank:
     """Return a rank that has returned, or is where `stacks` says."""
-    return RankView(
+    return KnownRank(
         rank=rank,
         label=f"dp{rank}",
         pid=rank,
-        returned=stacks is None,
+        activity=Activity.RETURNED if stacks is None else None,
         doing="step 2",
         count=5,
         stacks=stacks,

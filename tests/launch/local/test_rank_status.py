@@ -17,7 +17,6 @@ from echelon.launch.local.rank_status import (
     known_of,
     new_fault,
     turn_of,
-    view_of,
     wait_of,
 )
 from echelon.launch.root_cause import FaultKind
@@ -81,7 +80,7 @@ def test_stacks_say_more_than_heartbeats() -> None:
     assert (wait_of(seen), turn_of(seen)) == ("all_reduce", float("inf"))
     seen.stack = ThreadStacks(text="", waiting="recv", turn=4)
     assert (wait_of(seen), turn_of(seen)) == ("recv", 4)
-    assert view_of(seen).name == "rank 3 (dp3)"
+    assert known_of(seen).name == "rank 3 (dp3)"
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from echelon.page.documents.run import run_page
-from echelon.page.drawn.figure import drawing
+from echelon.page.drawn.document import drawing, static_html
 from echelon.page.drawn.marks import svg_file
-from echelon.page.drawn.static import static_html
 from tests.page.browser.conftest import Opener
 from tests.page.browser.documents import documents
 from tests.page.documents.test_run_bad_files import huge_run

@@ -47,7 +47,10 @@ def proof(*, holds: bool, error: float | str = 3e-16) -> dict[str, Any]:
         "num_steps": 5,
         "seed": 0,
         "subject": "ours",
-        "shrunk_plan": {"layout": {"mesh": {"pp": 2, "tp": 2}}},
+        "shrunk_plan": {
+            "layout": {"mesh": {"pp": 2, "tp": 2}},
+            "mathematics": {"model": {"layers": 2, "hidden": 16}},
+        },
         "passes": [
             {
                 "precision": "fp64",
@@ -64,8 +67,11 @@ def test_a_proof_that_holds_says_so_and_lists_its_claims() -> None:
     page = proof_page(proof(holds=True))
     assert page.good
     assert page.verdict.startswith("Proven")
-    assert [one.id for one in page.sections] == ["proof"]
-    table = page.sections[0].table
+    assert [one.id for one in page.sections] == ["proof", "proof-claims"]
+    table, by_precision = (one.table for one in page.sections)
+    assert by_precision is not None
+    assert by_precision.head == ("claim", "compared", "fp64")
+    assert by_precision.rows[0][1:] == ("1900", "3.0e-16 of 1.0e-10")
     assert table is not None
     row = dict(zip(table.head, table.rows[0], strict=True))
     assert row == {
@@ -83,7 +89,7 @@ def test_the_first_wrong_tensor_is_dark_on_its_ranks_alone() -> None:
     page = proof_page(proof(holds=False, error="inf"))
     assert not page.good
     assert "twice too large" in page.verdict
-    wrong = page.sections[1]
+    wrong = page.sections[2]
     figure = wrong.figure
     assert isinstance(figure, HeatFigure)
     assert figure.rows[0].values == (0.0, 1.0, 0.0, 1.0)

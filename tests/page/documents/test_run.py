@@ -118,7 +118,7 @@ def test_proof_and_rehearsal_of_the_folder_are_parts(tmp_path: Path) -> None:
     (path / "proof.json").write_text(json.dumps(proof(holds=True)))
     (path / "rehearsal.json").write_text(json.dumps(rehearsal()))
     names = [one.id for one in run_page(path).sections]
-    assert names[names.index("proof") :][:2] == ["proof", "rehearsed-memory"]
+    assert names[names.index("proof") :][:3] == ["proof", "proof-claims", "rehearsed-memory"]
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "{}", '{"proven": true, "passes": 3}', "null"])

@@ -19,9 +19,8 @@ import pytest
 from echelon.core.errors import ConfigError
 from echelon.page.documents.plan import chart_from_timelines, schedule_section
 from echelon.page.documents.run import run_page
-from echelon.page.drawn.figure import drawing
+from echelon.page.drawn.document import drawing, static_html
 from echelon.page.drawn.marks import svg_file
-from echelon.page.drawn.static import static_html
 from echelon.page.html import document_json, page_html
 from echelon.planner.view.document import LinesFigure, PageDocument, ScheduleFigure
 from echelon.telemetry.events import EventWriter, events_path
@@ -30,7 +29,7 @@ from tests.page.browser.documents import HOSTILE
 from tests.page.documents.test_proof import proof
 from tests.page.documents.test_rehearsal import rehearsal
 from tests.page.documents.test_run import part, steps, written
-from tests.page.drawn.test_static import HARMLESS, Reader
+from tests.page.drawn.test_document_static import HARMLESS, Reader
 from tests.telemetry.recorded_runs import plan_of, stage_times, write_run
 
 MOST_BYTES = 10_000_000

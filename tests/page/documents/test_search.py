@@ -10,7 +10,7 @@ from echelon.planner.answer.answer import PlanAnswer
 from echelon.planner.answer.recommend_text import answer_facts, run_facts
 from echelon.planner.recommend.recommend import Recommendation, recommend
 from echelon.planner.search.request import make_request
-from tests.page.drawn.test_static import HARMLESS, Reader
+from tests.page.drawn.test_document_static import HARMLESS, Reader
 from tests.planner.requests import small
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from echelon.page.drawn.figure import DRAWN_BY, drawing
+from echelon.page.drawn.document import DRAWN_BY, drawing
 from echelon.planner.view.document import Figure, Section
 from tests.page.browser.documents import documents
 

@@ -9,7 +9,7 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.page.documents.plan import KIND_WORDS, plan_page
-from echelon.page.drawn.figure import drawing
+from echelon.page.drawn.document import drawing
 from echelon.page.drawn.lines import draw_schedule
 from echelon.page.drawn.marks import PAGE, TINTS
 from echelon.planner.view.document import ScheduleChart, ScheduleFigure, ScheduleLane

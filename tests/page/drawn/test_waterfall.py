@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from echelon.config.load import load_job
 from echelon.page.documents.plan import plan_page
 from echelon.page.drawn.bars import draw_waterfall
-from echelon.page.drawn.figure import drawing
+from echelon.page.drawn.document import drawing
 from echelon.planner.view.document import WaterfallFigure
 from tests.page.drawn.reading import assert_words_are_clear, boxes, texts
 from tests.walks import examples

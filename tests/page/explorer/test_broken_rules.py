@@ -19,8 +19,8 @@ from echelon.config.view import View
 from echelon.core.errors import ConfigError
 from echelon.core.messages.plurals import in_singular
 from echelon.page.explorer.broken_rules import broken_rules
+from echelon.page.explorer.controls import run_text
 from echelon.page.explorer.document import start_controls
-from echelon.page.explorer.run_file import run_text
 from tests.page.explorer.random_controls import legal_settings, random_settings, tables
 
 PLAIN_RUN = {"dp_shard": 1, "dp_replicate": 8, "tp": 1, "zero": 0, "sequence_parallel": False}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tomllib
 from dataclasses import replace
 
+from echelon.page.explorer.controls import run_text
 from echelon.page.explorer.document import start_controls
-from echelon.page.explorer.run_file import run_text
 from tests.page.explorer.random_controls import Settings, tables
 
 

@@ -8,11 +8,10 @@ import pytest
 
 from echelon.api.given_plan import plan_from_given
 from echelon.page.notebook import sizes_html
-from echelon.planner.answer.answer import PlanAnswer
-from echelon.planner.answer.sizes import SizesAnswer, sizes_text
+from echelon.planner.answer.answer import PlanAnswer, SizesAnswer, sizes_text
 from echelon.planner.recommend.recommend import four_sizes, recommend
 from echelon.planner.search.request import SearchRequest, make_request
-from tests.page.drawn.test_static import Reader
+from tests.page.drawn.test_document_static import Reader
 
 SMALL = ("model.layers=4", "batch.global_sequences=16")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from echelon.planner.lint import memory
 from echelon.planner.lint.checks import lint
-from echelon.planner.lint.memory import MEMORY as LINTS
+from echelon.planner.lint.finding import lints_of
 from tests.handbook.guides.situations import plan_of
 from tests.planner.lint.cured import assert_found_and_cured
 
@@ -88,4 +89,4 @@ def test_whole_blocks_are_not_made_again_where_operators_do() -> None:
 
 
 def test_every_lint_has_a_case() -> None:
-    assert sorted(CASES) == sorted(each.id for each in LINTS)
+    assert sorted(CASES) == sorted(each.id for each in lints_of(memory))

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from echelon.planner.lint import placement
 from echelon.planner.lint.checks import lint
-from echelon.planner.lint.placement import PLACE as LINTS
+from echelon.planner.lint.finding import lints_of
 from tests.handbook.guides.situations import plan_of
 from tests.planner.lint.cured import assert_found_and_cured
 
@@ -73,4 +74,4 @@ def test_what_was_measured_is_not_to_be_measured_again() -> None:
 
 
 def test_every_lint_has_a_case() -> None:
-    assert sorted(CASES) == sorted(each.id for each in LINTS)
+    assert sorted(CASES) == sorted(each.id for each in lints_of(placement))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from echelon.planner.lint import speed
 from echelon.planner.lint.checks import lint
-from echelon.planner.lint.speed import TRAFFIC as LINTS
+from echelon.planner.lint.finding import lints_of
 from tests.handbook.guides.situations import plan_of
 from tests.planner.lint.cured import assert_found_and_cured
+from tests.planner.lint.test_speed_compute import CASES as CASES_OF_COMPUTE
 
 MANY_NODES = (
     "llama3-8b 128xh100 mesh.dp_shard=128 zero.stage=3 precision.parameters=bf16 "
@@ -59,7 +61,8 @@ def test_a_lint_finds_its_fault_and_nothing_where_it_is_cured(name: str) -> None
 
 
 def test_every_lint_has_a_case() -> None:
-    assert sorted(CASES) == sorted(each.id for each in LINTS)
+    cases = {**CASES_OF_COMPUTE, **CASES}
+    assert sorted(cases) == sorted(each.id for each in lints_of(speed))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from echelon.proof.causes.diagnose import diagnose
 from echelon.proof.causes.finding import Diagnosis
 from echelon.proof.claims.claims import judge
 from echelon.proof.evidence.captured import RankReport
-from echelon.proof.evidence.steps import PassedTensor
+from echelon.proof.evidence.run import PassedTensor
 from tests.proof.causes.passing.passes import evidence_of_passes, one_device, passed_on
 from tests.proof.verify.captures import AFTER, GRADIENT, Values, evidence_of, reference
 

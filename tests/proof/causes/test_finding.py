@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from echelon.proof.causes.finding import ProofFinding, distinguishing_axis, with_distinguishing_axis
 from echelon.proof.evidence.captured import RankReport
-from echelon.proof.evidence.groups import named_groups
+from echelon.proof.evidence.mesh import named_groups
 from tests.parallel.layouts import MIXTRAL, plan_of
 from tests.proof.layouts import layout
 from tests.proof.verify.captures import evidence_of

@@ -16,7 +16,7 @@ from echelon.proof.claims.conditioning import (
     may_be_rounding,
 )
 from echelon.proof.claims.tolerance import run_errors
-from echelon.proof.evidence.tolerance import FLOAT64_TOLERANCE
+from echelon.proof.evidence.evidence import FLOAT64_TOLERANCE
 from echelon.proof.oracle.oracle import initial_parameters, run_oracle
 from echelon.proof.run import prove
 from echelon.proof.shrink import shrink

@@ -71,5 +71,5 @@ def test_what_no_tie_explains_stays() -> None:
 def test_what_is_right_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     right = evidence.replicas(narrow(), STEPS)
     results = judge(right)
-    monkeypatch.setattr("echelon.proof.claims.conditioning.run_oracle", None)
+    monkeypatch.setattr("echelon.proof.claims.tolerance.run_oracle", None)
     assert with_fp8_ties_of_ranks(right, results) == (right, results)

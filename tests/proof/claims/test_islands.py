@@ -17,7 +17,7 @@ from echelon.proof.claims.islands import (
     outer_steps,
 )
 from echelon.proof.claims.plan_evidence import PlanEvidence, RoundsEvidence
-from echelon.proof.evidence.tolerance import float64_tolerance
+from echelon.proof.evidence.evidence import float64_tolerance
 from echelon.proof.observed import ObservedRun
 from echelon.proof.oracle.local_sgd import OuterStep, run_islands
 from echelon.proof.ranks import ObservedShard, RankResult

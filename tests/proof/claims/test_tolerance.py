@@ -16,9 +16,7 @@ from echelon.proof.claims.tolerance import (
     roundoff,
     unit_roundoff,
 )
-from echelon.proof.evidence.tolerance import (
-    Tolerance,
-)
+from echelon.proof.evidence.evidence import Tolerance
 from echelon.proof.oracle.oracle import run_oracle
 from echelon.proof.shrink import shrink
 from tests.proof.layouts import BF16, layout

@@ -13,7 +13,8 @@ from echelon.core.plan import Plan
 from echelon.models import decoder, moe, operations, rotary
 from echelon.models.decoder import Decoder, Norm
 from echelon.models.operations import Operations
-from echelon.proof.oracle import losses, oracle, routing
+from echelon.proof.oracle import oracle, routing
+from echelon.proof.oracle import oracle as losses
 from tests.proof.independent.shared_bugs import (
     CROWDED,
     GROUPS,

@@ -198,7 +198,7 @@ def same_data_on_every_replica(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 
 @mutant(
-    Told("prove-clipped-update", "embedding.weight", "2"),
+    Told("prove-clipped-update", "embedding.weight", "weight decay"),
 )
 def decay_applied_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Decay weights once outside of the optimizer as well."""

@@ -14,11 +14,9 @@ from echelon.proof.evidence.captured import (
     RankReport,
     Reference,
 )
-from echelon.proof.evidence.evidence import CapturedEvidence
+from echelon.proof.evidence.evidence import CapturedEvidence, float64_tolerance
 from echelon.proof.evidence.mesh import NamedMesh
-from echelon.proof.evidence.run import INITIAL
-from echelon.proof.evidence.steps import ReferenceStep
-from echelon.proof.evidence.tolerance import float64_tolerance
+from echelon.proof.evidence.run import INITIAL, ReferenceStep
 
 LOGICAL = LogicalParameters(shapes={"w": (4,), "v": (4,)}, aliases={})
 BEFORE = {"w": torch.tensor([1.0, -2.0, 3.0, 0.5]), "v": torch.tensor([2.0, 1.0, -1.0, 4.0])}

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as fn
 from torch.utils.checkpoint import checkpoint
 
-from echelon.proof.evidence.steps import CountedTokens
+from echelon.proof.evidence.run import CountedTokens
 from echelon.proof.verify import watch as watching
 from echelon.proof.verify.watch import PassingWatch
 from tests.proof.causes.passing.passes import CLASSES, IGNORED, Layers, batch, one_device

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from echelon.proof.shrink import shrink
-from echelon.proof.whole_run.one_device import continuation, run_on_one_device
-from echelon.proof.whole_run.texts import VOCABULARY, texts_for
+from echelon.proof.whole_run.one_device import (
+    VOCABULARY,
+    continuation,
+    run_on_one_device,
+    texts_for,
+)
 from tests.proof.layouts import layout
 
 SMALL = shrink(layout(dp=2), precision="fp64")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from echelon.config.rules.plan import require_trainable
+from echelon.config.rules.finders import require_trainable
 from echelon.proof.shrink import shrink
 from echelon.proof.whole_run.whole_run import other_layout
 from tests.proof.layouts import layout

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from echelon.cli.main import main
-from echelon.config.files.times_file import PASSES, UNITS, fitted_settings, read_times
+from echelon.config.files.measurements import PASSES, UNITS, fitted_settings, read_times
 from echelon.config.load import load_job
 from echelon.core.mesh import Mesh
-from echelon.cost.seconds.flops import model_flops_per_token
+from echelon.cost.seconds.kernels import model_flops_per_token
 from echelon.launch.context import RankContext, RankProgress
 from echelon.schedule.action import ActionKind
 from echelon.schedule.check import check_schedule

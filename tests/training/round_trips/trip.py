@@ -29,7 +29,7 @@ from echelon.api.run_setup import prepare_run
 from echelon.cli.main import main as echelon
 from echelon.config.job import Job
 from echelon.config.load import load_job
-from echelon.config.rules.plan import require_trainable
+from echelon.config.rules.finders import require_trainable
 from echelon.core.errors import EchelonError
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters, router_biases

@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from bench.interop import model as size
-from bench.interop.peers import PEERS, run_peer
 from echelon.core.model_shape import Experts, ModelShape
 from echelon.training.weights.files import find_weights
 from tests.parallel.layouts import GPT2, NANO
+from tests.training.weights.peers import model as size
+from tests.training.weights.peers.run_peer import PEERS, run_peer
 from tests.training.weights.test_export import back, drawn, our_logits, require_close
 from tests.training.weights.trainer_folders import moments_back, stored_with_moments, written
 

@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from echelon.config.rules.plan import plan_problems
+from echelon.config.rules.finders import plan_problems
 from echelon.core.plan import Plan
 from echelon.proof.shrink import shrink
 from echelon.schedule.build import SCHEDULES

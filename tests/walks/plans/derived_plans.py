@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from echelon.config.generation import Request, Sampling, generation_plan, require_request
-from echelon.config.rules.plan import plan_problems
+from echelon.config.rules.finders import plan_problems
 from echelon.core.plan import Plan
 from echelon.cost.peak.rank_peak import with_few_microbatches
 from echelon.interop.export import export_plan
@@ -14,10 +14,9 @@ from echelon.proof.oracle.loss_scale import with_scale
 from echelon.proof.run import offloaded_to
 from echelon.proof.shrink import shrink, without_8_bits
 from echelon.proof.sum_bounds import with_exact_sums, with_rounded_sums
-from echelon.proof.whole_run.texts import PROMPTS
-from echelon.proof.whole_run.whole_run import other_layout, with_bytes
+from echelon.proof.whole_run.whole_run import PROMPTS, other_layout, with_bytes
 from echelon.rehearsal.rank import with_short_rounds
-from echelon.schedule.plan_problems import pipeline_problems
+from echelon.schedule.from_plan import pipeline_problems
 from echelon.training.evaluator import plan_alone
 from echelon.training.measure.trainer import unit_plan
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from echelon.config.load import load_job
-from echelon.config.rules.plan import require_trainable
+from echelon.config.rules.finders import require_trainable
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.core.version import source_hash

@@ -34,7 +34,7 @@ from statistics import median
 from typing import Any, Literal, TypeVar
 
 from echelon.config.load import load_job
-from echelon.config.rules.plan import require_trainable
+from echelon.config.rules.finders import require_trainable
 from echelon.core.errors import EchelonError
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan

@@ -620,11 +620,12 @@ return undefined;
 }
 
 function* $fp8_gathers_at_once(view) {
-let overlap;
+let ways, why;
 
-overlap = view.word("mesh.tp_overlap");
-if (($rt.eq(view.word("precision.matmul"), "fp8") && !$rt.eq(overlap, "none"))) {
-yield new $RuleViolation({ rule: $FP8_GATHERS_AT_ONCE, key: "mesh.tp_overlap", message: $rt.join($rt.str("mesh.tp_overlap"), " = \"", $rt.str(overlap), "\" with ", $rt.str("precision.matmul"), " = \"fp8\": codes and scales are gathered at once, in no chunks") });
+if (($rt.eq(view.word("precision.matmul"), "fp8") && !$rt.eq(view.word("mesh.tp_overlap"), "none"))) {
+why = "codes and scales are gathered at once, in no chunks";
+ways = [$rt.dict([["mesh.tp_overlap", "none"]]), "precision.matmul = \"parameters\""];
+yield $settings_excluding(view, $FP8_GATHERS_AT_ONCE, "mesh.tp_overlap", "precision.matmul", why, ...$rt.iter(ways));
 }
 }
 
@@ -650,7 +651,7 @@ yield new $RuleViolation({ rule: $FP8_BLOCK_OF_KERNELS, key: "precision.fp8_bloc
 }
 
 function* $fp8_gather(view) {
-let found, home, matmul, stages;
+let found, home, matmul, stages, ways, why;
 
 if (!$rt.eq(view.word("zero.gather"), "fp8")) {
 return undefined;
@@ -668,10 +669,14 @@ found = $rt.joined(" and ", $rt.iter($rt.items(stages, )).map(([key, stage]) => 
 yield new $RuleViolation({ rule: $FP8_GATHER_NEEDS_CODES, key: "zero.gather", message: $rt.join($rt.str("zero.gather"), " = \"fp8\", but ", $rt.str(found), " keeps weights whole: ", $rt.str($rt.largest($rt.values(stages, ))), " < ", $rt.str(3)) });
 }
 if (($rt.eq(matmul, "fp8") && $rt.eq(view.word("precision.fp8_scales"), "tensor"))) {
-yield new $RuleViolation({ rule: $FP8_GATHER_OF_SQUARES, key: "zero.gather", message: $rt.join($rt.str("zero.gather"), " = \"fp8\" with ", $rt.str("precision.fp8_scales"), " = \"tensor\": codes are made with the scales of squares") });
+why = "codes are made with the scales of squares";
+ways = [$rt.dict([["precision.fp8_scales", "block"]]), "zero.gather = \"parameters\""];
+yield $settings_excluding(view, $FP8_GATHER_OF_SQUARES, "zero.gather", "precision.fp8_scales", why, ...$rt.iter(ways));
 }
 if (!$rt.eq(home, "none")) {
-yield new $RuleViolation({ rule: $FP8_GATHER_ON_DEVICE, key: "zero.gather", message: $rt.join($rt.str("zero.gather"), " = \"fp8\" with ", $rt.str("zero.parameter_offload"), " = \"", $rt.str(home), "\": codes are made of slices that are on the device") });
+why = "codes are made of slices that are on the device";
+ways = [$rt.dict([["zero.parameter_offload", "none"]]), "zero.gather = \"parameters\""];
+yield $settings_excluding(view, $FP8_GATHER_ON_DEVICE, "zero.gather", "zero.parameter_offload", why, ...$rt.iter(ways));
 }
 }
 
@@ -695,7 +700,7 @@ return undefined;
 }
 
 function* $int8_gather_of_all(view) {
-let keep, key, stage, stages;
+let key, lead, stage, stages, tp, ways, why;
 
 if (!$rt.truth($_is_int8(view))) {
 return undefined;
@@ -710,18 +715,27 @@ yield new $RuleViolation({ rule: $INT8_GATHER_OF_ALL, key: "zero.gather", messag
 return undefined;
 }
 }
-if (($rt.number((keep = view.integer("zero.keep_whole_below"))) > $rt.number(0))) {
-yield new $RuleViolation({ rule: $INT8_GATHER_OF_ALL, key: "zero.gather", message: $rt.join($rt.str("zero.gather"), " = \"int8\" with ", $rt.str("zero.keep_whole_below"), " = ", $rt.str(keep), ": matrices of fewer numbers would be whole, and not rounded") });
+if (($rt.number(view.integer("zero.keep_whole_below")) > $rt.number(0))) {
+why = "matrices of fewer numbers would be whole, and not rounded";
+ways = [$rt.dict([["zero.keep_whole_below", 0]]), "zero.gather = \"parameters\""];
+yield $settings_excluding(view, $INT8_GATHER_OF_ALL, "zero.gather", "zero.keep_whole_below", why, ...$rt.iter(ways));
 }
-if (($rt.truth(view.has_table("model.latent")) && $rt.truth(view.flag("mesh.sequence_parallel")) && ($rt.number(view.integer("mesh.tp")) > $rt.number(1)))) {
-yield new $RuleViolation({ rule: $INT8_GATHER_OF_ALL, key: "zero.gather", message: $rt.join($rt.str("zero.gather"), " = \"int8\" with ", $rt.str("mesh.sequence_parallel"), " = true: matrices that lead down to latent vectors are whole on each of ", $rt.str(view.integer("mesh.tp")), " tensor ranks, and not cut") });
+tp = view.integer("mesh.tp");
+if (($rt.truth(view.has_table("model.latent")) && $rt.truth(view.flag("mesh.sequence_parallel")) && ($rt.number(tp) > $rt.number(1)))) {
+lead = "matrices that lead down to latent vectors";
+why = $rt.join($rt.str(lead), " are whole on each of ", $rt.str(tp), " tensor ranks, and not cut");
+ways = [$rt.dict([["mesh.sequence_parallel", false]]), "zero.gather = \"parameters\""];
+yield $settings_excluding(view, $INT8_GATHER_OF_ALL, "zero.gather", "mesh.sequence_parallel", why, ...$rt.iter(ways));
 }
 }
 
 function* $int8_gather_rounds_once(view) {
+let ways, why;
 
 if (($rt.truth($_is_int8(view)) && $rt.eq(view.word("precision.matmul"), "fp8"))) {
-yield new $RuleViolation({ rule: $INT8_GATHER_ROUNDS_ONCE, key: "zero.gather", message: $rt.join($rt.str("zero.gather"), " = \"int8\" with ", $rt.str("precision.matmul"), " = \"fp8\": weights would be rounded to integers, and then to floats of 8 bits") });
+why = "weights would be rounded to integers, and then to floats of 8 bits";
+ways = [$rt.dict([["zero.gather", "fp8"], ["zero.int8_block", 128]]), $rt.dict([["precision.matmul", "parameters"]]), "zero.gather = \"parameters\""];
+yield $settings_excluding(view, $INT8_GATHER_ROUNDS_ONCE, "zero.gather", "precision.matmul", why, ...$rt.iter(ways));
 }
 }
 
@@ -1745,6 +1759,13 @@ yield ["shared_experts x experts.ffn", shared, "mesh.tp"];
 if ($rt.truth($has_experts(view))) {
 yield ["experts.ffn", view.integer("model.experts.ffn"), "experts.expert_tp"];
 }
+}
+
+function $settings_excluding(view, rule, key, other, because = "", ...ways) {
+let pair;
+
+pair = $rt.joined(" with ", $rt.iter([key, other]).map((one) => $rt.join($rt.str(one), " = ", $rt.str($rt.toml(view.value(one))))));
+return new $RuleViolation({ rule: rule, key: key, message: ($rt.truth(because) ? $rt.join($rt.str(pair), ": ", $rt.str(because)) : pair) });
 }
 
 function $_is_int8(view) {
@@ -5831,11 +5852,13 @@ return $rt.both(!$rt.has(self.wrong, key), () => $rt.either($rt.has(self.entries
 }
 has_table(table) {
 const self = this;
+let first;
 
-if ($rt.truth($rt.any($rt.iter(self.wrong).map((key) => $rt.startswith(key, $rt.join($rt.str(table), ".")))))) {
+first = $rt.join($rt.str(table), ".");
+if ($rt.truth($rt.any($rt.iter(self.wrong).map((key) => $rt.startswith(key, first))))) {
 throw new $Unavailable();
 }
-return $rt.any($rt.iter(self.entries).map((key) => $rt.startswith(key, $rt.join($rt.str(table), "."))));
+return $rt.any($rt.iter(self.entries).map((key) => $rt.startswith(key, first)));
 }
 default(key) {
 const self = this;

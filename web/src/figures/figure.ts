@@ -10,27 +10,12 @@ import { waterfall } from "./waterfall";
 
 export type Figure = NonNullable<Section["figure"]>;
 
+type Drawers = { [K in Figure["kind"]]: (host: HTMLElement, found: Extract<Figure, { kind: K }>) => void };
+
+const DRAWN_BY: Drawers = { mesh, bars, waterfall, schedule, lines, heat };
+
 export function figure(found: Figure, title: string, summary: string): HTMLElement {
   const host = el("figure", { class: found.kind, "aria-label": title, "aria-describedby": summary });
-  switch (found.kind) {
-    case "mesh":
-      mesh(host, found);
-      break;
-    case "bars":
-      bars(host, found);
-      break;
-    case "waterfall":
-      waterfall(host, found);
-      break;
-    case "schedule":
-      schedule(host, found);
-      break;
-    case "lines":
-      lines(host, found);
-      break;
-    case "heat":
-      heat(host, found);
-      break;
-  }
+  (DRAWN_BY[found.kind] as (host: HTMLElement, found: Figure) => void)(host, found);
   return host;
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lessons: a list of them, or the one that the address names.
 
-import type { Lesson } from "../document";
+import type { Lesson, LessonBook } from "../document";
 import { el } from "../dom";
 import { hashOfShown, INDEX, shownOf, startOf } from "./address";
 import { lessonPage } from "./player";
@@ -43,4 +43,18 @@ export function tabs(): HTMLElement {
     { class: "tabs", "aria-label": "This page" },
     el("ul", {}, el("li", {}, el("a", { href: "#" }, "Explorer")), el("li", {}, el("a", { href: INDEX }, "Figures"))),
   );
+}
+
+// The lessons, as the page has them beside its document: JSON, gzip, base64. They are unpacked once.
+let found: Promise<Lesson[]> | null = null;
+
+export function unpacked(): Promise<Lesson[]> {
+  found ??= unpack(document.getElementById("echelon-book")?.textContent ?? "");
+  return found;
+}
+
+async function unpack(text: string): Promise<Lesson[]> {
+  const packed = Uint8Array.from(atob(text), (one) => one.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return (JSON.parse(await new Response(stream).text()) as LessonBook).lessons;
 }

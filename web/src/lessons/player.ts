@@ -5,7 +5,6 @@ import type { Correction, Fact, Frame, Lesson } from "../document";
 import { el } from "../dom";
 import { dataTable } from "../table";
 import { hashOfShown, INDEX, sceneOf, type Shown, startOf } from "./address";
-import { tilesOf, glide } from "./glide";
 import { lessonFigure } from "./figure";
 
 const STEP_MS = 1800;
@@ -160,4 +159,23 @@ function neighbours(lesson: Lesson, lessons: Lesson[]): Node {
   const link = (one: Lesson | undefined, text: string) =>
     one ? el("a", { href: hashOfShown(startOf(one)) }, `${text}: ${one.title}`) : null;
   return el("nav", { class: "neighbours", "aria-label": "Other figures" }, link(lessons[at - 1], "Before"), el("a", { href: INDEX }, "All figures"), link(lessons[at + 1], "Next"));
+}
+
+// A tile that is in two frames glides from where it was, a copy from what it is a copy of; nothing
+// moves where the system says so.
+const GLIDE_MS = 600;
+
+function tilesOf(host: HTMLElement): Map<string, DOMRect> {
+  return new Map([...host.querySelectorAll<HTMLElement>("[data-tile]")].map((one) => [one.dataset.tile!, one.getBoundingClientRect()]));
+}
+
+function glide(host: HTMLElement, before: Map<string, DOMRect>): void {
+  if (!before.size || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+  for (const one of host.querySelectorAll<HTMLElement>("[data-tile]")) {
+    const was = before.get(one.dataset.origin ?? "") ?? before.get(one.dataset.tile!);
+    if (!was) continue;
+    const now = one.getBoundingClientRect();
+    const [x, y] = [was.left - now.left, was.top - now.top];
+    if (x || y) one.animate([{ transform: `translate(${x}px, ${y}px)` }, { transform: "none" }], { duration: GLIDE_MS, easing: "ease-in-out" });
+  }
 }

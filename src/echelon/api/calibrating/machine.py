@@ -143,8 +143,7 @@ def _calibrate_joined(wanted: _Wanted, ranks: int | None) -> MachineCalibration:
         {"calibrate": str(wanted.out), "window_s": wanted.window_s},
         labels=[""] * world,
         options=LaunchOptions(
-            backend="nccl" if torch.cuda.is_available() else "gloo",
-            limits=Limits(step_s=QUIET_S),
+            backend="nccl" if torch.cuda.is_available() else "gloo", limits=Limits(step_s=QUIET_S)
         ),
     )
     return replace(outcome.require()[0], rank=outcome.rank)
@@ -163,17 +162,14 @@ def _calibrate(ranks: JobRanks, place: MeasuredPlace, wanted: _Wanted) -> Machin
         try:
             found = _measured(measuring, wanted)
         except BaseException:
-            _tell_kept(wanted)
+            path = unfinished_file(wanted.out)
+            if kept := num_measurements(path):
+                told = f"{kept} measurements are kept in {path.name}"
+                wanted.say(f"{told}: the same command goes on there")
             raise
         write_new(wanted.out, cluster_toml(found.cluster, ABOUT, found.record), key="--out")
         done.finish()
     return found
-
-
-def _tell_kept(wanted: _Wanted) -> None:
-    path = unfinished_file(wanted.out)
-    if kept := num_measurements(path):
-        wanted.say(f"{kept} measurements are kept in {path.name}: the same command goes on there")
 
 
 def _measured(measuring: Measuring, wanted: _Wanted) -> MachineCalibration:
@@ -239,9 +235,7 @@ def _kernel_errors(device: DeviceFit) -> Iterator[tuple[str, float]]:
             yield name, mean(held)
 
 
-def _held_out_errors(
-    fits: dict[str, LinkFit | TrainerFit | None],
-) -> Iterator[tuple[str, float]]:
+def _held_out_errors(fits: dict[str, LinkFit | TrainerFit | None]) -> Iterator[tuple[str, float]]:
     for name, found in fits.items():
         if found is None:
             continue

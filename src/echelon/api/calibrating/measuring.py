@@ -132,7 +132,7 @@ class Measuring:
         place, alone = self.place, list[MatmulKernel]()
         if place.ranks > 1 and place.backend == "gloo" and place.machine.cores is None:
             large = [one for one in self.workload.matmuls if one.flops >= LEAST_ALONE_FLOPS]
-            alone = (large or list(self.workload.matmuls))[::4]
+            alone = (large or self.workload.matmuls)[::4]
         beside = self.workload.kernels
         return self._kernels(alone, 1) + self._kernels(beside, place.ranks)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from echelon.config.cluster.file import cluster_toml
+from echelon.config.files.measurements import TimesFile
 from echelon.config.files.new_file import require_writable, write_new
-from echelon.config.files.times_file import TimesFile
 from echelon.config.load import load_job
 from echelon.config.reading import is_file, is_folder
-from echelon.config.rules.plan import require_trainable
+from echelon.config.rules.finders import require_trainable
 from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError
@@ -21,12 +21,11 @@ from echelon.core.event import Event
 from echelon.core.mesh import Mesh
 from echelon.core.optional import optional_package
 from echelon.core.rulebook.pipeline import UNIT_TIMES_WRITTEN_ONCE
-from echelon.core.rulebook.run import RUN_HAS_EVENTS
 from echelon.cost.fit.runs import COMPUTED, GroupCollective, ObservedTime, StageAction, fit_run
 from echelon.cost.fit.samples import Collective, CollectiveKind
 from echelon.launch.host import num_usable_cores
 from echelon.telemetry.events import ranks_with_events
-from echelon.telemetry.recorded_steps import ACTION_KINDS, RecordedSteps
+from echelon.telemetry.recorded_steps import ACTION_KINDS, RecordedSteps, no_events
 from echelon.telemetry.run_directory import open_run
 
 STEPS_READ = 20
@@ -90,7 +89,7 @@ def calibrate_run(run: str | Path, *, out: str | Path) -> RunCalibration:
     steps = _steps(folder, plan.mesh.world_size)
     observed = tuple(_observed(plan.mesh, steps))
     if not observed:
-        raise _no_events(folder, "no action or collective of two steps in its events")
+        raise no_events(folder, "no action or collective of two steps in its events")
     found = fit_run(plan, observed)
     calibration = RunCalibration(
         run=folder,
@@ -114,7 +113,7 @@ def _steps(folder: Path, world: int) -> list[tuple[int, Sequence[Event]]]:
     """Return the events of each rank in each of the last steps but the first."""
     there = set(ranks_with_events(folder))
     if missing := [rank for rank in range(world) if rank not in there]:
-        raise _no_events(folder, f"no events of {len(missing)} of its {world} ranks")
+        raise no_events(folder, f"no events of {len(missing)} of its {world} ranks")
     recorded = RecordedSteps(folder, range(world))
     return [
         (number, events)
@@ -178,16 +177,6 @@ def _changes(before: Cluster, after: Cluster) -> Iterator[ConstantChange]:
         for name in ("latency_s", "efficiency", "half_bytes"):
             old, new = getattr(old_link, name), getattr(new_link, name)
             yield ConstantChange(name=f"{old_link.name}: {name}", before=old, after=new)
-
-
-def _no_events(folder: Path, why: str) -> ConfigError:
-    return ConfigError(
-        RUN_HAS_EVENTS.problem(
-            f"{folder} has {why}",
-            key="observe.events",
-            suggestions=["observe.events = true in a new run"],
-        )
-    )
 
 
 def calibrate_model(

@@ -21,7 +21,9 @@ from echelon.core.plan import Plan
 from echelon.core.units import gib, short_count
 from echelon.cost.inputs.cost_inputs import TrainerConstants
 from echelon.handbook.errata.claims import SOURCES
-from echelon.handbook.guides.comparison import (
+from echelon.handbook.guides.practices import (
+    NAMED,
+    PRACTICES,
     Advice,
     SituationAdvice,
     StrategyRow,
@@ -29,7 +31,6 @@ from echelon.handbook.guides.comparison import (
     compare_strategies,
     step_seconds_of,
 )
-from echelon.handbook.guides.practices import NAMED, PRACTICES
 from echelon.handbook.guides.situation import PlanSituation
 from echelon.handbook.guides.strategy import StrategyOutcome
 from echelon.planner.predict.split_memory import GuideSplit
@@ -95,7 +96,7 @@ def ask_choose(
     best = search(request).best
     return ChooseQuestion(
         plan=plan,
-        advised=advise(PlanSituation(plan)),
+        advised=advise(PlanSituation.of(plan)),
         best=best and best.plan,
         step_s=best and best.estimate.step_s,
         defaults_taken=request.defaults_taken,
@@ -126,7 +127,7 @@ def choose_json(question: ChooseQuestion) -> dict[str, Any]:
     return {
         "model": situation.model.name,
         "num_parameters": situation.num_parameters,
-        "cluster": situation.cluster.name,
+        "cluster": situation.plan.cluster.name,
         "num_devices": situation.num_devices,
         "memory_bytes": situation.memory,
         "guides": [
@@ -240,7 +241,7 @@ def _parts(question: ChooseQuestion, *, columns: int) -> Iterator[list[str]]:
 def _head(
     situation: PlanSituation, defaults_taken: tuple[str, ...], *, columns: int
 ) -> Iterator[str]:
-    cluster, sizes = situation.cluster, situation.precision
+    cluster, sizes = situation.plan.cluster, situation.precision
     text = (
         f"{situation.model.name} ({short_count(situation.num_parameters)} parameters) on "
         f"{situation.num_devices:,} x {cluster.device.name}, {cluster.nodes:,} "

@@ -111,7 +111,8 @@ def explain(
     given = {name: value for name, value in typed if value not in (None, ())}
     refuse_without_effect(rule, given)
     if rule is None:
-        print_result("explain", _ids, lambda: _list(columns), as_json=json)
+        ids = {area: [one.id for one in rules] for area, rules in areas().items()}
+        print_result("explain", lambda: {"areas": ids}, lambda: _list(columns), as_json=json)
     elif rule in PAGES:
         page = PAGES[rule]
         question = page.ask(**given)
@@ -144,10 +145,6 @@ def _explain_id(name: str, *, as_json: bool, columns: int) -> None:
         raise ConfigError(UNKNOWN_RULE.problem(f"there is no rule {name!r}", suggestions=near))
     values, page = found
     print_result("explain", lambda: values | {"page": page}, lambda: page, as_json=as_json)
-
-
-def _ids() -> dict[str, object]:
-    return {"areas": {area: [rule.id for rule in rules] for area, rules in areas().items()}}
 
 
 def _list(columns: int) -> str:

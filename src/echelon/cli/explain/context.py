@@ -178,7 +178,11 @@ def context_json(question: ContextQuestion | None) -> dict[str, Any]:
         "taken": taken and taken.kind,
         "why": taken and recommendation_text(question, taken),
         "kv_bytes": _kv(question.asked),
-        "coverage": taken and [_pair_json(one) for one in _pairs(taken.plan)],
+        "coverage": taken
+        and [
+            {name: value for name, value in asdict(one).items() if name != "owner"}
+            for one in _pairs(taken.plan)
+        ],
     }
 
 
@@ -286,10 +290,6 @@ def _coverage(plan: Plan) -> str:
 
 def _pairs(plan: Plan) -> tuple[ChunkPair, ...]:
     return chunk_pairs(plan.placement, plan.model.mask, gathered=gathers_keys(plan))
-
-
-def _pair_json(one: ChunkPair) -> dict[str, int]:
-    return {name: value for name, value in asdict(one).items() if name != "owner"}
 
 
 def _kv(plan: Plan) -> dict[str, int]:
@@ -429,7 +429,11 @@ def _kinds_kv(*, columns: int) -> str:
     rows = [
         (
             name,
-            *(_in_gib(kv_bytes(LONG // n, width, count)) for n in (1, 8) for count in (1, layers)),
+            *(
+                f"{kv_bytes(LONG // n, width, count) / GIB:g} GiB"
+                for n in (1, 8)
+                for count in (1, layers)
+            ),
         )
         for name, width, layers in shapes
     ]
@@ -443,10 +447,6 @@ def _cuts(*, columns: int) -> str:
 
     rows = [(ranks, *cells(LONG // ranks, 80), *cells(LONG, 80 // ranks)) for ranks in (1, 2, 4, 8)]
     return table(("N", "sequence", "that is", "by blocks", "that is"), rows, columns=columns)
-
-
-def _in_gib(count: int) -> str:
-    return f"{count / GIB:g} GiB"
 
 
 def _sequence() -> Iterator[str]:

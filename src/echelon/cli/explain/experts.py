@@ -27,7 +27,7 @@ from echelon.cost.bytes.expert_memory import balanced_memory, worst_memory
 from echelon.cost.bytes.expert_sent import dispatch_bytes
 from echelon.cost.bytes.terms import all_to_all_bytes
 from echelon.cost.seconds.block import dispatch_seconds
-from echelon.cost.seconds.flops import model_flops_per_token
+from echelon.cost.seconds.kernels import model_flops_per_token
 from echelon.layout.expert_load import (
     balanced_pairs,
     balanced_rows,

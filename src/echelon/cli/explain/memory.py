@@ -9,7 +9,7 @@ Every line is a formula of `cost/`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -433,7 +433,10 @@ def _held(question: ZeroQuestion, *, columns: int) -> str:
             stage,
             _CUT[stage],
             states_formula(stage, question.sizes),
-            *(_held_bytes(question, held) for held in (*asdict(states).values(), states.total)),
+            *(
+                _amount(question, held, binary_bytes)
+                for held in (*asdict(states).values(), states.total)
+            ),
             f"{memory_saving(stage, question.degree, question.sizes):.2f}x",
         )
         for stage in STAGES
@@ -448,7 +451,7 @@ def _sent(question: ZeroQuestion, *, columns: int) -> str:
         (
             stage,
             f"{communication_volume(stage).multiples} psi s (N-1)/N",
-            _sent_bytes(question, question.sent(stage)),
+            _amount(question, question.sent(stage), decimal_bytes),
             _COLLECTIVES[stage],
         )
         for stage in STAGES
@@ -480,9 +483,5 @@ def _cheapest(question: ZeroQuestion, memory: int) -> ZeroStage | None:
     return cheapest_stage(question.num_parameters or 0, memory, question.degree, question.sizes)
 
 
-def _held_bytes(question: ZeroQuestion, value: float) -> str:
-    return f"{value:.4g} psi" if question.num_parameters is None else binary_bytes(value)
-
-
-def _sent_bytes(question: ZeroQuestion, value: float) -> str:
-    return f"{value:.4g} psi" if question.num_parameters is None else decimal_bytes(value)
+def _amount(question: ZeroQuestion, value: float, text: Callable[[float], str]) -> str:
+    return f"{value:.4g} psi" if question.num_parameters is None else text(value)

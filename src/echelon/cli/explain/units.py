@@ -17,7 +17,7 @@ from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.core.units import binary_bytes, decimal_bytes, duration, short_count
 from echelon.cost.bytes.model_sizes import achieved_flops
 from echelon.cost.bytes.terms import all_reduce_bytes
-from echelon.cost.seconds.flops import model_flops_per_token
+from echelon.cost.seconds.kernels import model_flops_per_token
 from echelon.planner.view.text_layout import WIDTH, table, wrap_text
 
 UTILIZATIONS = (0.3, 0.4, 0.5)  # of the peak
@@ -119,7 +119,7 @@ def _flops(plan: Plan, *, columns: int) -> Iterator[str]:
     each = _flops_per_token(plan)
     step = each * plan.tokens_per_step
     causal = _flops_per_token(plan, causal=True)
-    yield f"{plan.model.name}: model FLOPs, forward and backward (cost/seconds/flops.py)"
+    yield f"{plan.model.name}: model FLOPs, forward and backward (cost/seconds/kernels.py)"
     yield ""
     yield f"  a token  {each:.4g} with full attention, which MFU counts; {causal:.4g} causal"
     yield (f"  a step   {plan.tokens_per_step:,} tokens x {each:.4g} = {step:.4g}")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import floor
 from pathlib import Path
@@ -242,12 +242,13 @@ class _DrawnSchedule:
         busy = sum(simulation.busy_s) / len(simulation.busy_s)
         fraction, overhead = simulation.bubble_fraction, simulation.bubble_overhead
         makespan = f"{simulation.makespan_s:g} slots, {busy:g} of them busy"
+        held = ", ".join(map(str, report.peak_in_flight_per_rank))
         if self.lower_bound is not None:
             makespan += f"; none takes less than {self.lower_bound:g}"
         for name, text in (
             ("makespan", makespan),
             ("bubble", f"{100 * fraction:.2f} % of the step, {100 * overhead:.2f} % of the work"),
-            ("in flight", f"{_numbers(report.peak_in_flight_per_rank)} at most on each rank"),
+            ("in flight", f"{held} at most on each rank"),
             ("messages", f"{report.num_messages}, {report.send_window} pending on a channel"),
         ):
             yield f"{name:<11}{text}"
@@ -284,7 +285,3 @@ class _DrawnSchedule:
         slots = self.simulation.makespan_s / min(1.0, self.times.shortest())
         wide = min(floor((columns - margin) / slots), _WIDEST_SLOT)
         return columns if wide < 1 else margin + floor(wide * slots)
-
-
-def _numbers(counts: Sequence[int]) -> str:
-    return ", ".join(map(str, counts))

@@ -253,28 +253,17 @@ def _names_in(view: View, table: str) -> frozenset[str]:
 
 def _link(view: View, degree: int, per_node: int) -> Link:
     interfaces = view.integer("interfaces")
-    return Link(
-        name=view.word("name"),
-        degree=degree,
-        bandwidth=view.number("bandwidth"),
-        latency_s=view.number("latency_s"),
-        efficiency=view.number("efficiency"),
-        half_bytes=view.number("half_bytes"),
-        interfaces=0 if interfaces == per_node else interfaces,
-    )
+    interfaces = 0 if interfaces == per_node else interfaces
+    return record(view, Link, "", degree=degree, interfaces=interfaces)
 
 
 def _device(view: View) -> Device:
-    return Device(
-        name=view.word("device.name"),
-        memory_bytes=view.integer("device.memory_bytes"),
-        memory_bandwidth=view.number("device.memory_bandwidth"),
-        host_bandwidth=view.number("device.host_bandwidth"),
-        measured=view.word("device.measured"),
+    return record(
+        view,
+        Device,
+        "device",
         peak_flops=_known_numbers(view, "device.peak_flops", DEVICE_DTYPES),
         efficiency=record(view, Efficiency, "device.efficiency"),
-        cores=view.number("device.cores"),
-        capability=view.number("device.capability"),
     )
 
 

@@ -4,6 +4,6 @@
 context.py       ranks that exchange heads, parts of a sequence
 experts.py       ranks that share out experts, their ZeRO stage
 pipeline.py      stages of a rank, microbatches, schedules of files
-collectives.py   groups that sum and gather           kernels.py    pieces with kernels
-replicas.py      islands with their outer step, parameter servers
+kernels.py       pieces with kernels
+replicas.py      groups that sum and gather, islands with their outer step, parameter servers
 """

@@ -23,6 +23,7 @@ from echelon.core.choices.lora import (
 )
 from echelon.core.errors import Problem
 from echelon.core.model_shape import (
+    NEEDED_BY_KIND,
     Experts,
     LatentAttention,
     ModelShape,
@@ -37,25 +38,6 @@ REQUIRED = ("layers", "hidden", "heads", "ffn", "vocab", "max_positions")
 LATENT_PARTS = ("model.latent.nope_dim", "model.latent.rope_dim")
 NAMED_EXPERTS = ("model.experts.num_experts", "model.experts.top_k", "model.experts.ffn")
 NAMED_KINDS = "model.rope_scaling.kind"
-NEEDED_BY_KIND: Mapping[RopeKind, tuple[str, ...]] = {
-    "llama3": ("original_positions", "low_frequency_factor", "high_frequency_factor"),
-    "linear": (),
-    "yarn": ("original_positions",),
-    "longrope": ("original_positions", "short_factors", "long_factors"),
-}
-"""Fields of a stretch of rotary frequencies that its formula cannot do without."""
-READ_BY_KIND: Mapping[RopeKind, tuple[str, ...]] = {
-    **NEEDED_BY_KIND,
-    "yarn": (
-        "original_positions",
-        "slow_turns",
-        "fast_turns",
-        "whole_dims",
-        "attention_factor",
-    ),
-    "longrope": (*NEEDED_BY_KIND["longrope"], "attention_factor"),
-}
-"""Those that it reads, beside the factor."""
 PARTS = {"rope_scaling": RopeScaling, "latent": LatentAttention, "experts": Experts}
 
 
@@ -75,8 +57,7 @@ def expand_model(entries: Mapping[str, Entry]) -> tuple[dict[str, Entry], list[P
         name = preset.name
         below = {k: e for k, e in preset_entries(preset).items() if k.startswith("model.")}
     else:
-        from echelon.config.model.hugging_face import read_hf_config
-        from echelon.config.model.unknown import ASSUMED_KEY, still_assumed
+        from echelon.config.model.hugging_face import ASSUMED_KEY, read_hf_config, still_assumed
 
         path = View(entries=entries).path("model.hf_config")
         below, problems = read_hf_config(path, named.source)

@@ -32,6 +32,8 @@ class Preset:
     kind: PresetKind
     name: str
     tables: Mapping[str, object]
+    known_as: tuple[str, ...] = ()
+    """Its other names."""
 
 
 @cache
@@ -55,7 +57,7 @@ def extendable_names() -> tuple[str, ...]:
 def read_preset(kind: PresetKind, name: str) -> Preset | None:
     """Return a preset, or None where there is none of this name, or more than one."""
     meant = name if name in _preset_files(kind) else find_name(name, spellings(kind))
-    return None if meant is None else _file(kind, meant).preset
+    return None if meant is None else _file(kind, meant)
 
 
 def read_extendable(name: str) -> Preset | None:
@@ -69,19 +71,11 @@ def about(kind: PresetKind, name: str) -> str:
     return text.partition("\n")[0].lstrip("# ")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PresetFile:
-    """Hold what a file of a preset says: the preset, and other names for it."""
-
-    preset: Preset
-    known_as: tuple[str, ...]
-
-
 @cache
-def _file(kind: PresetKind, name: str) -> _PresetFile:
+def _file(kind: PresetKind, name: str) -> Preset:
     tables = tomllib.loads(_preset_files(kind)[name].read_text(encoding="utf-8"))
     known_as = tuple(cast("list[str]", tables.pop("known_as", [])))
-    return _PresetFile(preset=Preset(kind=kind, name=name, tables=tables), known_as=known_as)
+    return Preset(kind=kind, name=name, tables=tables, known_as=known_as)
 
 
 @cache

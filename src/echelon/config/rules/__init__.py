@@ -5,8 +5,8 @@ The rule that refused is found by its id in one file: a finder reads the View an
 violations of its rules, each with the arithmetic and ways to mend it.
 
     violations.py    RuleViolation, how finders are asked, Trial: ways to mend that were tried
-    finders.py       FINDERS, the list of all in the order of telling; PLAN_FINDERS, of a Plan
-    plan.py          require_trainable: a Plan's values, rules and schedule; its folder of files
+    finders.py       FINDERS, the list of all in the order of telling; PLAN_FINDERS, of a Plan;
+                     require_trainable: a Plan's values, rules and schedule; its folder of files
 
     mesh.py          tensor degree, sequence, batch, collectives, devices; meshes that fit
     context.py       parts of a sequence, heads        experts.py      who holds them, dispatch

@@ -8,12 +8,7 @@ from typing import cast
 
 from echelon.config.cluster.settings import cluster_of
 from echelon.config.derived.experts import has_experts
-from echelon.config.derived.kernels import (
-    FUSED_KEY,
-    PROVIDER_KEY,
-    kernel_provider,
-    missing_pieces,
-)
+from echelon.config.derived.kernels import FUSED_KEY, PROVIDER_KEY, kernel_provider, missing_pieces
 from echelon.config.model.settings import (
     ALPHA_KEY,
     DROPOUT_KEY,
@@ -129,12 +124,7 @@ def block_forms_compose(view: View) -> Iterator[RuleViolation]:
             )
 
 
-BLOCK_FINDERS = (
-    turns_need_rotary,
-    heads_turn,
-    factor_without_dropout,
-    block_forms_compose,
-)
+BLOCK_FINDERS = (turns_need_rotary, heads_turn, factor_without_dropout, block_forms_compose)
 
 
 def triton_needs_gpu(view: View) -> Iterator[RuleViolation]:
@@ -196,10 +186,7 @@ WHOLE: tuple[tuple[str, object], ...] = (
 )
 """Settings that put weights or products into 8 bits, with what they are without."""
 
-REPLICAS: tuple[tuple[str, object], ...] = (
-    ("local_sgd.every", 0),
-    ("servers.count", 0),
-)
+REPLICAS: tuple[tuple[str, object], ...] = (("local_sgd.every", 0), ("servers.count", 0))
 """Settings that make replicas exchange parameters, with what they are without."""
 
 
@@ -220,10 +207,7 @@ def lora_names_layers(view: View) -> Iterator[RuleViolation]:
             key=TARGETS_KEY,
             message=f"{TARGETS_KEY} has {', '.join(absent)}, but {why}",
             set_by=(TARGETS_KEY, "model.gated"),
-            suggestions=(
-                *([{TARGETS_KEY: others}] if others else []),
-                {TARGETS_KEY: ALL_LINEAR},
-            ),
+            suggestions=(*([{TARGETS_KEY: others}] if others else []), {TARGETS_KEY: ALL_LINEAR}),
         )
 
 

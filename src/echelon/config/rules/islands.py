@@ -306,11 +306,7 @@ def lost_islands_save_at_meetings(view: View) -> Iterator[RuleViolation]:
         message=f"{SAVE_KEY} = {saves} is no number of whole rounds ({saves} % {every} = "
         f"{saves % every}), and {MIN_ISLANDS_KEY} = {min_islands_of(view)}",
         set_by=(SAVE_KEY, EVERY_KEY, MIN_ISLANDS_KEY),
-        suggestions=(
-            *([{SAVE_KEY: more - every}] if more > every else []),
-            {SAVE_KEY: more},
-            ALL,
-        ),
+        suggestions=(*([{SAVE_KEY: more - every}] if more > every else []), {SAVE_KEY: more}, ALL),
     )
 
 

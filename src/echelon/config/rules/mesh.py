@@ -11,11 +11,6 @@ from math import gcd, log2, prod
 
 from echelon.config.automatic import MODULE_BUCKET_BYTES
 from echelon.config.cluster.settings import cluster_of, smallest_cluster
-from echelon.config.derived.collectives import (
-    ALGORITHM_KEY,
-    groups_of_algorithm,
-    summing_groups,
-)
 from echelon.config.derived.context import (
     CP_KEY,
     LENGTH_KEY,
@@ -33,7 +28,13 @@ from echelon.config.derived.experts import (
     shared_width,
     tokens_of_microbatch,
 )
-from echelon.config.derived.replicas import COUNT_KEY
+from echelon.config.derived.pipeline import BATCH_KEYS
+from echelon.config.derived.replicas import (
+    ALGORITHM_KEY,
+    COUNT_KEY,
+    groups_of_algorithm,
+    summing_groups,
+)
 from echelon.config.rules.violations import (
     RuleViolation,
     Trial,
@@ -215,12 +216,7 @@ def batch_divides(view: View) -> Iterator[RuleViolation]:
         message=f"batch.global_sequences = {total} is not a multiple of microbatch_sequences x "
         f"data ranks = {size} x {dp} = {size * dp} ({total} % {size * dp} = {rest})",
         key="batch.global_sequences",
-        set_by=(
-            "batch.global_sequences",
-            "batch.microbatch_sequences",
-            "mesh.dp_replicate",
-            "mesh.dp_shard",
-        ),
+        set_by=BATCH_KEYS,
         suggestions=_even_batches(total, size, dp),
     )
 

@@ -28,7 +28,7 @@ from echelon.config.derived.pipeline import (
     read_once,
     stages_per_rank,
 )
-from echelon.config.files.times_file import CPU, FITTED, TimesFile, read_times, uses_times
+from echelon.config.files.measurements import CPU, FITTED, TimesFile, read_times, uses_times
 from echelon.config.rules.violations import (
     RuleViolation,
     SettingChanges,
@@ -55,7 +55,7 @@ from echelon.core.rules import nearest_divisors
 from echelon.core.settings.value_types import toml_text
 from echelon.schedule.build import SCHEDULES, builder_problems, unknown_schedule
 from echelon.schedule.check import check_schedule
-from echelon.schedule.plan_problems import coverage_problem, tied_embedding_problems
+from echelon.schedule.from_plan import coverage_problem, tied_embedding_problems
 
 if TYPE_CHECKING:
     from echelon.schedule.files import ScheduleFile

@@ -144,8 +144,5 @@ SERVER_PLAN_FINDERS = (
 )
 """Rules about parameter servers without which ranks could not run a plan."""
 
-SERVER_FINDERS = (
-    *SERVER_PLAN_FINDERS,
-    server_settings_without_effect,
-)
+SERVER_FINDERS = (*SERVER_PLAN_FINDERS, server_settings_without_effect)
 """Rules about parameter servers."""

@@ -11,13 +11,12 @@ from typing import cast
 from echelon.config.derived.experts import has_dense_layers
 from echelon.config.entries import DEFAULT
 from echelon.config.job import DataSettings, Job, ResolvedSetting
-from echelon.config.model.settings import READ_BY_KIND
 from echelon.config.rules.violations import RuleViolation, setting_without_effect
 from echelon.config.view import View
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.choices.trackers import TRACKERS
 from echelon.core.errors import Problem
-from echelon.core.model_shape import RopeKind, RopeScaling
+from echelon.core.model_shape import READ_BY_KIND, RopeKind, RopeScaling
 from echelon.core.rulebook.config import CONFLICTING_SETTINGS, NO_EFFECT
 from echelon.core.rulebook.data import DATA_IS_NAMED, MIXTURE_PARTS, MIXTURE_SCHEDULE
 from echelon.core.rulebook.mesh import DECAY_FITS_NORM_OFFSET, LEARNING_RATE_FITS_STEPS

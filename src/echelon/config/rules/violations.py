@@ -42,11 +42,7 @@ class RuleViolation:
 
     @classmethod
     def from_problem(
-        cls,
-        problem: Problem,
-        *set_by: str,
-        suggestions: Sequence[Way] | None = None,
-        origin: str | None = None,
+        cls, problem: Problem, *set_by: str, origin: str | None = None
     ) -> RuleViolation:
         """Return what something below settings has found, such as a builder of schedules."""
         return cls(
@@ -54,7 +50,7 @@ class RuleViolation:
             key=problem.key,
             message=problem.message,
             set_by=set_by,
-            suggestions=problem.suggestions if suggestions is None else suggestions,
+            suggestions=problem.suggestions,
             origin=origin,
         )
 

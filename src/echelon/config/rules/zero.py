@@ -53,13 +53,7 @@ from echelon.core.rulebook.zero import (
 from echelon.core.rules import nearest_divisors
 
 HOMES = ("zero.optimizer_offload", "zero.parameter_offload")
-STAGE_3_ONLY = (
-    "reshard_after_forward",
-    "prefetch",
-    "unit_blocks",
-    "keep_whole_below",
-    "secondary",
-)
+STAGE_3_ONLY = ("reshard_after_forward", "prefetch", "unit_blocks", "keep_whole_below", "secondary")
 SECONDARY_KEY, RESHARD_KEY = "zero.secondary", "zero.reshard_after_forward"
 REDUCE_KEY = "zero.reduce"
 REPLICATE_KEY, SHARD_KEY = "mesh.dp_replicate", "mesh.dp_shard"

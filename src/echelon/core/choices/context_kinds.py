@@ -113,11 +113,7 @@ _KINDS = (
         runner="echelon.parallel.context.gathered:GatheredAttention",
         gathers_keys=True,
         symbol="g",
-        tool_names={
-            "megatron": "all_gather",
-            "torchtitan": "allgather",
-            "accelerate": "allgather",
-        },
+        tool_names={"megatron": "all_gather", "torchtitan": "allgather", "accelerate": "allgather"},
     ),
     ContextKindRecord(
         name="ulysses",

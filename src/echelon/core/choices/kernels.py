@@ -24,15 +24,15 @@ transformers/cuda/sdp_utils.cpp)."""
 class AttentionKernelRecord:
     """Say what a kernel takes, and where it is from."""
 
-    dtypes: tuple[str, ...]
+    dtypes: tuple[str, ...] = ("bf16", "fp16")
     """Dtypes of parameters that it takes."""
     max_head_dim: int
     """The widest heads that it takes, in elements."""
-    head_dim_multiple: int
+    head_dim_multiple: int = 8
     """What the width of heads is a multiple of."""
-    backends: tuple[str, ...]
+    backends: tuple[str, ...] = ("nccl",)
     """The backends of clusters whose devices have it."""
-    soft_cap: bool
+    soft_cap: bool = False
     """Whether it takes a cap on scores."""
     facts: str
     """What it does in one call, in words."""
@@ -40,33 +40,19 @@ class AttentionKernelRecord:
     """Where its conditions are from."""
 
 
-_LOW_PRECISION = ("bf16", "fp16")
-
 ATTENTION_KERNELS: Mapping[str, AttentionKernelRecord] = {
     "flash": AttentionKernelRecord(
-        dtypes=_LOW_PRECISION,
         max_head_dim=256,
-        head_dim_multiple=8,
-        backends=("nccl",),
-        soft_cap=False,
         facts="any window, and all documents of a batch, in one call; from Ampere on",
         source="PyTorch, native/transformers/cuda/flash_attn; Dao, 2023",
     ),
     "flash-3": AttentionKernelRecord(
-        dtypes=_LOW_PRECISION,
         max_head_dim=256,
-        head_dim_multiple=8,
-        backends=("nccl",),
-        soft_cap=False,
         facts="as flash, on Hopper, where the package flash_attn_interface is installed",
         source="PyTorch, torch.nn.attention._fa3; Shah et al., FlashAttention-3, 2024",
     ),
     "cudnn": AttentionKernelRecord(
-        dtypes=_LOW_PRECISION,
         max_head_dim=128,
-        head_dim_multiple=8,
-        backends=("nccl",),
-        soft_cap=False,
         facts="full and causal squares; windows and documents are left to flash",
         source="PyTorch, check_cudnn_tensor_shapes in transformers/cuda/sdp_utils.cpp",
     ),

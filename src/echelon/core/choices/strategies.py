@@ -63,11 +63,7 @@ STRATEGIES: Mapping[str, StrategyRecord] = {
         _record("pp", "pp", "layers", zero__stage="0"),
         _record("cp", "cp", "positions, keys on a ring", zero__stage="0", context__kind="ring"),
         _record(
-            "gathered",
-            "cp",
-            "positions, keys gathered",
-            zero__stage="0",
-            context__kind="gathered",
+            "gathered", "cp", "positions, keys gathered", zero__stage="0", context__kind="gathered"
         ),
         _record(
             "ulysses",

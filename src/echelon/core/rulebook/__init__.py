@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every rule that an error can name, by area.
 
-`echelon explain` reads the rules from here, without torch. A file is one area of its name, or has
-an `Area` above the rules of each. A new area is a new file, or a new `Area` in one.
+`echelon explain` reads the rules from here, without torch. Rules of a file are of the area of its
+name, or of the `Area` above them. A new area is a new file, or a new `Area` in one.
 """
 
 from __future__ import annotations

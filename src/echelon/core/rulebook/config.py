@@ -3,9 +3,6 @@
 
 from echelon.core.rules import Area, Rule
 
-CONFIG_AREA = Area("config")
-"""Run files: syntax, names, types, presets, and what one setting means to another."""
-
 TOML_SYNTAX = Rule(
     id="toml-syntax",
     why="""

@@ -3,9 +3,6 @@
 
 from echelon.core.rules import Area, Rule
 
-DATA_AREA = Area("data")
-"""Text, tokens and the files that hold them."""
-
 PACKAGE_INSTALLED = Rule(
     id="package-installed",
     why="""

@@ -3,9 +3,6 @@
 
 from echelon.core.rules import Area, Rule
 
-EXPERTS_AREA = Area("experts")
-"""Mixtures of experts: which experts a token meets, and what keeps their load even."""
-
 _EXPERTS = """[model.experts]
     num_experts = 8
     top_k = 2

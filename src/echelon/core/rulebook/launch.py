@@ -3,9 +3,6 @@
 
 from echelon.core.rules import Area, Rule
 
-LAUNCH_AREA = Area("launch")
-"""Starting ranks, keeping them together, and ending them together."""
-
 TARGET_NOT_FOUND = Rule(
     id="target-not-found",
     why="""

@@ -3,9 +3,6 @@
 
 from echelon.core.rules import Area, Rule
 
-MESH_AREA = Area("mesh")
-"""The mesh: degrees, world size, what a degree divides."""
-
 DEGREE_AT_LEAST_ONE = Rule(
     id="degree-at-least-one",
     why="""

@@ -3,9 +3,6 @@
 
 from echelon.core.rules import Area, Rule
 
-MODEL_AREA = Area("model")
-"""The shape of a model, and about Hugging Face config.json files."""
-
 HEADS_DIVIDE_HIDDEN = Rule(
     id="heads-divide-hidden",
     why="""

@@ -3,9 +3,6 @@
 
 from echelon.core.rules import Area, Rule
 
-MODULE_AREA = Area("module")
-"""A module of your own that `parallelize` splits, and about the loop around it."""
-
 MODULE_MESH = Rule(
     id="module-mesh",
     why="""

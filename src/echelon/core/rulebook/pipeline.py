@@ -3,9 +3,6 @@
 
 from echelon.core.rules import Area, Rule
 
-PIPELINE_AREA = Area("pipeline")
-"""The stages of a pipeline, and the files that say how they run and how long."""
-
 LAYERS_FILL_STAGES = Rule(
     id="layers-fill-stages",
     why="""

@@ -3,9 +3,6 @@
 
 from echelon.core.rules import Area, Rule
 
-PLANNER_AREA = Area("planner")
-"""The search for a plan."""
-
 UNKNOWN_PIN = Rule(
     id="unknown-pin",
     why="""

@@ -3,9 +3,6 @@
 
 from echelon.core.rules import Area, Rule
 
-PRECISION_AREA = Area("precision")
-"""Precision: which dtypes go together, and what fp16 needs."""
-
 FP64_ALONE = Rule(
     id="fp64-alone",
     why="""

@@ -3,9 +3,6 @@
 
 from echelon.core.rules import Area, Rule
 
-PROVE_AREA = Area("prove")
-"""A proof: the claims that a plan must keep, in the order in which one causes the next."""
-
 PROVE_QUANTISED_SUMS = Rule(
     id="prove-quantised-sums",
     why="""

@@ -3,9 +3,6 @@
 
 from echelon.core.rules import Area, Rule
 
-WEIGHTS_AREA = Area("weights")
-"""Files of weights that a run starts from."""
-
 WEIGHTS_FILE_EXISTS = Rule(
     id="weights-file-exists",
     why="""

@@ -3,9 +3,6 @@
 
 from echelon.core.rules import Area, Rule
 
-ZERO_AREA = Area("zero")
-"""ZeRO: what a stage needs, and where slices rest."""
-
 ZERO_SHARES_OUT = Rule(
     id="zero-shares-out",
     why="""

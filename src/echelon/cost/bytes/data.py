@@ -24,11 +24,7 @@ from echelon.cost.bytes.quantised import (
     largest_number_bytes,
     quantised_sum_terms,
 )
-from echelon.cost.bytes.terms import (
-    SentTerm,
-    all_gather_bytes,
-    all_reduce_bytes,
-)
+from echelon.cost.bytes.terms import SentTerm, all_gather_bytes, all_reduce_bytes
 from echelon.layout.buckets import (
     BucketPlan,
     accumulates_slices,
@@ -165,11 +161,7 @@ def muon_bytes(plan: Plan, exchange: MuonExchange, rank: int) -> tuple[SentTerm,
 
     def term(name: str, elements: int, formula: str) -> SentTerm:
         return SentTerm(
-            axis=STAGE_AXIS,
-            name=name,
-            each=elements * size,
-            formula=formula,
-            source=source,
+            axis=STAGE_AXIS, name=name, each=elements * size, formula=formula, source=source
         )
 
     return (

@@ -97,12 +97,7 @@ def first_kept(position: int, window: int | None) -> int:
 
 
 def kind_cache_sizes(
-    plan: Plan,
-    blocks: Iterable[int],
-    prompts: Sequence[int],
-    *,
-    max_tokens: int,
-    block_tokens: int,
+    plan: Plan, blocks: Iterable[int], prompts: Sequence[int], *, max_tokens: int, block_tokens: int
 ) -> KindCacheSizes:
     """Return the pools of a rank with these blocks, kind by kind: local ones hold a window."""
     by_kind: dict[int | None, list[int]] = {}

@@ -136,12 +136,7 @@ def sent_element_bytes(plan: Plan) -> float:
 
 
 def _met(
-    plan: Plan,
-    rank: int,
-    fragments: Sequence[int],
-    every: int = 1,
-    *,
-    present: int | None = None,
+    plan: Plan, rank: int, fragments: Sequence[int], every: int = 1, *, present: int | None = None
 ) -> Iterator[SentTerm]:
     if plan.mathematics.local_sgd.quantised:
         yield from _met_in_codes(plan, rank, fragments, every)

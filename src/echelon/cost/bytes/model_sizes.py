@@ -31,10 +31,7 @@ import numpy as np
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import EMBEDDING, HEAD, ParameterSpec, parameters
 from echelon.core.plan import ZeroStage
-from echelon.cost.inputs.cost_inputs import CostInputs
-from echelon.cost.inputs.group_links import (
-    data_group_links,
-)
+from echelon.cost.inputs.cost_inputs import CostInputs, data_group_links
 from echelon.cost.inputs.numbers import LayoutNumbers, ModelNumbers, Num
 
 STAGES: tuple[ZeroStage, ...] = get_args(ZeroStage)

@@ -194,10 +194,7 @@ def encoding_bytes(plan: Plan, bucket: BucketPlan) -> int:
 
 
 def quantised_sum_terms(
-    plan: Plan,
-    buckets: Sequence[BucketPlan],
-    rounds: Mapping[str, int],
-    axes: tuple[str, str],
+    plan: Plan, buckets: Sequence[BucketPlan], rounds: Mapping[str, int], axes: tuple[str, str]
 ) -> Iterator[SentTerm]:
     """Yield both hops of buckets, by how often a step sums them; `axes` are inside and across."""
     for count in sorted({rounds[bucket.name] for bucket in buckets}):

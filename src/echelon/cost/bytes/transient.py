@@ -158,11 +158,7 @@ def _gathered(plan: Plan, part: RankPart, buckets: Buckets) -> HeldTerm:
         numbers = f"{most:,} bytes of parameters, and of what they are made of in int8"
     kept = f"{1 + plan.layout.zero.prefetch} units"
     which = kept if plan.layout.zero.reshard_after_forward else "all units"
-    return HeldTerm(
-        name="whole units of parameters",
-        bytes=most,
-        formula=f"{which}: {numbers}",
-    )
+    return HeldTerm(name="whole units of parameters", bytes=most, formula=f"{which}: {numbers}")
 
 
 def _filling(plan: Plan, buckets: Buckets) -> HeldTerm:
@@ -368,12 +364,7 @@ def offload_buffer_terms(plan: Plan, pp_rank: int) -> Iterator[HeldTerm]:
     values = max((read(bucket) for bucket in buckets if bucket.sliced), default=0)
     places: tuple[tuple[OffloadTarget, str, int, int], ...] = (
         (zero.optimizer_offload, "buffers of optimizer state", zero.offload_buffers, state),
-        (
-            zero.parameter_offload,
-            "buffers of parameters",
-            parameter_buffers(plan, pp_rank),
-            values,
-        ),
+        (zero.parameter_offload, "buffers of parameters", parameter_buffers(plan, pp_rank), values),
     )
     for home, name, count, each in places:
         for pool in buffer_pools(plan, home):

@@ -25,14 +25,7 @@ from echelon.cost.fit.samples import (
     OptimizerKernel,
     TimedKernel,
 )
-from echelon.cost.fit.solver import (
-    Array,
-    Constant,
-    ConstantValues,
-    Fit,
-    fit,
-    relative_errors,
-)
+from echelon.cost.fit.solver import Array, Constant, ConstantValues, Fit, fit, relative_errors
 from echelon.cost.seconds.from_plan import machine_numbers_from_cluster
 from echelon.cost.seconds.kernels import matmul_seconds, memory_seconds
 

@@ -17,7 +17,7 @@ import numpy as np
 from echelon.core.cluster import Cluster, Device, Link, cluster_under_load
 from echelon.cost.fit.samples import Collective, TimedCollective
 from echelon.cost.fit.solver import Array, Constant, ConstantValues, fit, relative_errors
-from echelon.cost.inputs.group_links import group_link_numbers
+from echelon.cost.inputs.cost_inputs import group_link_numbers
 from echelon.cost.inputs.numbers import MachineNumbers
 from echelon.cost.seconds.collectives import (
     all_gather_seconds,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal, TypeVar, get_args
 
 CollectiveKind = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"]
@@ -150,16 +151,8 @@ class TimedCollective:
 class Workload:
     """Say what is measured: kernels of each kind, sizes of collectives, seconds for each."""
 
-    matmuls: Sequence[MatmulKernel]
-    """Matrix products."""
-    attention: Sequence[FusedAttentionKernel]
-    """Attention of some lengths, forward and backward."""
-    memory_bound: Sequence[MemoryKernel]
-    """Operators that move bytes."""
-    updates: Sequence[OptimizerKernel]
-    """Optimizer steps."""
-    launches: Sequence[LaunchKernel]
-    """Operators of which only the start takes time."""
+    kernels: Sequence[MeasuredKernel]
+    """Kernels, in the order in which they are measured."""
     sizes: Sequence[int]
     """Bytes of collectives."""
     window_s: float = 0.1
@@ -170,10 +163,9 @@ class Workload:
     """Bytes of the collectives that are measured and not fitted."""
 
     @property
-    def kernels(self) -> tuple[MeasuredKernel, ...]:
-        """Return all kernels, in the order in which they are measured."""
-        parts = (self.launches, self.matmuls, self.attention, self.memory_bound, self.updates)
-        return tuple(kernel for part in parts for kernel in part)
+    def matmuls(self) -> list[MatmulKernel]:
+        """Return the matrix products."""
+        return [kernel for kernel in self.kernels if isinstance(kernel, MatmulKernel)]
 
 
 UPDATE_BYTES = 28
@@ -231,31 +223,25 @@ def _workload(
     updated: Sequence[int],
 ) -> Workload:
     """Return kernels of these shapes: products are of (rows, depth, columns), some of a batch."""
-    curves: list[list[MeasuredKernel]] = [
-        [OptimizerKernel(elements=n, num_bytes=UPDATE_BYTES * n) for n in updated],
-        *([MemoryKernel(name=name, num_bytes=size) for size in moved] for name in MEMORY_OPERATORS),
-        *(
-            [
-                FusedAttentionKernel(sequences=b, heads=h, length=t, head_dim=e, backward=back)
-                for b, h, t, e in attention
-            ]
-            for back in (False, True)
-        ),
+    updates = [OptimizerKernel(elements=n, num_bytes=UPDATE_BYTES * n) for n in updated]
+    moves = [[MemoryKernel(name=name, num_bytes=n) for n in moved] for name in MEMORY_OPERATORS]
+    fused = [
+        [
+            FusedAttentionKernel(sequences=b, heads=h, length=t, head_dim=e, backward=back)
+            for b, h, t, e in attention
+        ]
+        for back in (False, True)
     ]
     products = [[_product(shape) for shape in curve] for curve in matmuls]
     # Of products there are many curves: a size of every other one is held out.
-    held = [held_out_of(curve) for curve in (*curves, *products[::2])]
+    curves: list[Sequence[MeasuredKernel]] = [updates, *moves, *fused, *products[::2]]
     sizes = tuple(4**n * KIB for n in range(9))
-    kernels = [kernel for curve in curves for kernel in curve]
+    launches = [LaunchKernel(name=name) for name in LAUNCH_OPERATORS]
     return Workload(
-        matmuls=[kernel for curve in products for kernel in curve],
-        attention=[kernel for kernel in kernels if isinstance(kernel, FusedAttentionKernel)],
-        memory_bound=[kernel for kernel in kernels if isinstance(kernel, MemoryKernel)],
-        updates=[kernel for kernel in kernels if isinstance(kernel, OptimizerKernel)],
-        launches=[LaunchKernel(name=name) for name in LAUNCH_OPERATORS],
+        kernels=[*launches, *chain(*products), *chain(*fused), *chain(*moves), *updates],
         sizes=sizes,
         window_s=window_s,
-        held_out=frozenset(kernel for curve in held for kernel in curve),
+        held_out=frozenset(kernel for curve in curves for kernel in held_out_of(curve)),
         held_out_sizes=frozenset(held_out_of(sizes)),
     )
 

@@ -346,11 +346,7 @@ def _with_step(
     # The optimizer's buffers are there when those of backward are gone.
     here = np.where(np.asarray(layout.offload) > 0, 0.0, software.update_bytes)
     update = here * held.sliced(layout, 1.0) + (whole - gradients)
-    return {
-        **terms,
-        "gradients": gradients,
-        "update": np.maximum(0.0, update - passing),
-    }
+    return {**terms, "gradients": gradients, "update": np.maximum(0.0, update - passing)}
 
 
 def deferred_weight_gradient_bytes(work: CostInputs, plain: Num, mixtures: Num) -> Num:

@@ -65,12 +65,7 @@ from echelon.schedule.action import ActionKind, Schedule
 from echelon.schedule.build import SCHEDULES, build_schedule
 from echelon.schedule.deadlock import send_window
 from echelon.schedule.from_plan import schedule_from_plan
-from echelon.schedule.messages import (
-    RECEIVES_AHEAD,
-    SENDS_SPARE,
-    Channel,
-    ScheduleMessages,
-)
+from echelon.schedule.messages import RECEIVES_AHEAD, SENDS_SPARE, Channel, ScheduleMessages
 
 STATE: Mapping[str, str] = {
     "parameters": "parameters",

@@ -6,9 +6,8 @@ plan, a search of millions of plans of one model, and a table of runs of differe
 
     from_plan           a Plan and its Cluster as the numbers of `cost/inputs/`
     trainers            constants of trainers by generation (fitted_trainers.toml), memory they hold
-    flops               FLOPs of a token
-    kernels             one product, one operator, the roofline of a kernel, rates that our kernels
-                        were measured to reach (measured_kernels.toml)
+    kernels             FLOPs of a token, one product, one operator, the roofline of a kernel, rates
+                        that our kernels were measured to reach (measured_kernels.toml)
     collectives         one collective; the algorithm of sums that "auto" means
     exchanges           rows that a block sends, and how much of their travel shows
     block               a block and the ends of a model

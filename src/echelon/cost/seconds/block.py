@@ -29,8 +29,7 @@ import numpy as np
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.bytes.piece_traffic import HEAD_WIDTHS
-from echelon.cost.inputs.cost_inputs import CostInputs
-from echelon.cost.inputs.group_links import library_group_links
+from echelon.cost.inputs.cost_inputs import CostInputs, library_group_links
 from echelon.cost.inputs.numbers import LayoutNumbers, ModelNumbers, Num, first_number
 from echelon.cost.seconds.collectives import all_reduce_seconds, sum_seconds
 from echelon.cost.seconds.exchanges import (

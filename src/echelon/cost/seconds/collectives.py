@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seconds of collectives over the tiers of a cluster.
 
-What a group of ranks has of the links is in `inputs/group_links.py`. n bytes are what every rank
+What a group of ranks has of the links is in `inputs/cost_inputs.py`. n bytes are what every rank
 has at the end of an all-gather, or hands to an all-reduce or reduce-scatter. With bus bandwidth B
 and latency a of a hop:
 
@@ -26,7 +26,7 @@ import numpy as np
 
 from echelon.core.choices.collective_algorithms import BACKEND, HIERARCHICAL, algorithm_index
 from echelon.core.cluster import Cluster
-from echelon.cost.inputs.group_links import GroupLinkNumbers, group_link_numbers
+from echelon.cost.inputs.cost_inputs import GroupLinkNumbers, group_link_numbers
 from echelon.cost.inputs.numbers import Num
 from echelon.cost.seconds.from_plan import machine_numbers_from_cluster
 

@@ -37,8 +37,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echelon.cost.inputs.cost_inputs import CostInputs
-from echelon.cost.inputs.group_links import (
+from echelon.cost.inputs.cost_inputs import (
+    CostInputs,
     GroupLinkNumbers,
     data_group_links,
     group_link_numbers,

@@ -28,8 +28,8 @@ from typing import TypeAlias
 import numpy as np
 
 from echelon.cost.bytes.terms import WIDE_BYTES
-from echelon.cost.inputs.cost_inputs import CostInputs
-from echelon.cost.inputs.group_links import (
+from echelon.cost.inputs.cost_inputs import (
+    CostInputs,
     group_link_numbers,
     library_group_links,
     pairwise_group_links,
@@ -150,10 +150,7 @@ def expert_exchange(work: CostInputs, computing: Sequence[Num]) -> ExchangeSecon
         forward = _shown_in_chunks(each, computing[0], layout.chunks)
         backward = _shown_in_chunks(each, computing[1], layout.chunks)
     return ExchangeSeconds(
-        forward=both,
-        backward=both,
-        shown_forward=shown * forward,
-        shown_backward=shown * backward,
+        forward=both, backward=both, shown_forward=shown * forward, shown_backward=shown * backward
     )
 
 

@@ -38,8 +38,7 @@ from echelon.cost.inputs.numbers import (
     ceil_div,
 )
 from echelon.cost.inputs.pipeline import schedule_index
-from echelon.cost.seconds.flops import attention_width
-from echelon.cost.seconds.kernels import product_dtype, with_measured_kernels
+from echelon.cost.seconds.kernels import attention_width, product_dtype, with_measured_kernels
 from echelon.cost.seconds.trainers import our_constants
 from echelon.layout.expert_load import dispatched_tokens
 
@@ -52,11 +51,8 @@ def cost_inputs_from_plan(plan: Plan, software: TrainerConstants | None = None) 
     """
     facts = software or our_constants(plan.cluster, plan.layout.kernels)
     return CostInputs(
-        model=with_adapters(
-            model_numbers_from_shape(
-                plan.model, plan.mathematics.sequence_length, tp=float(plan.mesh.tp)
-            ),
-            plan.model,
+        model=adapted_model_numbers(
+            plan.model, plan.mathematics.sequence_length, tp=float(plan.mesh.tp)
         ),
         machine=machine_numbers_from_plan(plan, measured=bool(facts.gpu_kernels)),
         software=constants_for_precision(
@@ -331,6 +327,11 @@ def _tier(cluster: Cluster, link: Link) -> TierNumbers:
         efficiency=float(link.efficiency),
         half_bytes=float(link.half_bytes),
     )
+
+
+def adapted_model_numbers(shape: ModelShape, length: int, *, tp: Num = 1.0) -> ModelNumbers:
+    """Return the numbers of a shape, and of its adapters where it has some."""
+    return with_adapters(model_numbers_from_shape(shape, length, tp=tp), shape)
 
 
 def with_adapters(numbers: ModelNumbers, shape: ModelShape) -> ModelNumbers:

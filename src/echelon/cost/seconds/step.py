@@ -20,8 +20,7 @@ from echelon.cost.bytes.model_sizes import (
     embedding_weights,
     head_weights,
 )
-from echelon.cost.inputs.cost_inputs import CostInputs, Terms
-from echelon.cost.inputs.group_links import group_link_numbers
+from echelon.cost.inputs.cost_inputs import CostInputs, Terms, group_link_numbers
 from echelon.cost.inputs.numbers import Num, ceil_div
 from echelon.cost.inputs.pipeline import bubble_seconds, crosses_itself, has_both_ends
 from echelon.cost.seconds.block import BlockSeconds, EndSeconds, block_seconds, end_seconds
@@ -197,10 +196,7 @@ def _stage_three(
     layout, software, m = work.layout, work.software, work.layout.microbatches
     waits: Num = 0.0
     last: Num = 0.0
-    for count, seconds, mixture in (
-        (plain, blocks.dense, False),
-        (mixtures, blocks.experts, True),
-    ):
+    for count, seconds, mixture in ((plain, blocks.dense, False), (mixtures, blocks.experts, True)):
         weights = block_weights(work.model, layout, mixture=mixture)
         gather, scatter = (software.pace * one for one in unit_gather_seconds(work, *weights))
         forward = seconds.forward.total

@@ -4,7 +4,7 @@
 A *unit* is what `layout/buckets.py` names: "embedding", one block ("layers.3"), or "head" (the last
 norm, the logits and the loss). Stages are cut, schedules searched and drawn, and steps timed event
 by event by these seconds: those of `block.py` for a plan, or measured ones of the
-same type (`config/files/times_file.py`), which have what ranks send to one another from here.
+same type (`config/files/measurements.py`), which have what ranks send to one another from here.
 
 A block that is recomputed has its forward pass once more in B, with selective recompute the
 operators that are chosen. Of the embedding a half is its lookup, the other half the gradient of its

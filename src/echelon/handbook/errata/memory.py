@@ -115,10 +115,7 @@ def _kv(T: int, d: int, L: int) -> dict[str, float]:
 
 def _kv_and_weights(T: int, d: int, L: int, psi: float) -> dict[str, float]:
     keys = kv_bytes(T, d, L) / GB
-    return {
-        "KV_GB": keys,
-        "with_weights_GB": keys + model_states(psi, 0, 1).parameters / GB,
-    }
+    return {"KV_GB": keys, "with_weights_GB": keys + model_states(psi, 0, 1).parameters / GB}
 
 
 MEMORY: Mapping[str, Formula] = {

@@ -6,7 +6,6 @@ situation.py    the reader's model, cluster and batch, and what the guides ask o
 strategy.py     an advice as ranges of degrees, and the split that it comes to
 trees.py        the decision trees, and the way of a situation through one
 practices.py    the size guide and named layouts; best practices and pitfalls with their lints;
-                reasons to raise a degree
-comparison.py   the tables of strategies with the reader's numbers; all advice for a situation,
-                where it conflicts, and a plan differs
+                reasons to raise a degree; the tables of strategies with the reader's numbers;
+                all advice for a situation, where it conflicts, and a plan differs
 """

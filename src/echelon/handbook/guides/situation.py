@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
 
-from echelon.core.cluster import Cluster, Link, fast_domain
+from echelon.core.cluster import Link, fast_domain
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import num_parameters, parameters
 from echelon.core.plan import Plan, RecomputePolicy, ZeroStage
@@ -35,73 +35,37 @@ _BLOCKS_A_STAGE = 2
 """A model is deep where each node could be a stage of at least so many blocks."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Situation(ABC):
-    """Show what a guide may ask about of a model, its batch and a cluster.
+    """What a guide may ask about of a model, its batch and a cluster.
 
     How a run is split is not read. Of a Plan it is a `PlanSituation`; the explorer has its own.
     """
 
-    __slots__ = ()
-
-    @property
-    @abstractmethod
-    def model(self) -> ModelShape:
-        """Return the shape of the model."""
-
-    @property
-    @abstractmethod
-    def num_parameters(self) -> int:
-        """Return psi."""
-
-    @property
-    @abstractmethod
-    def largest_block(self) -> int:
-        """Return the weights of the largest block, all of its experts included."""
-
-    @property
-    @abstractmethod
-    def precision(self) -> StatePrecision:
-        """Return the bytes that a weight takes."""
-
-    @property
-    @abstractmethod
-    def global_sequences(self) -> int:
-        """Return the sequences of a step."""
-
-    @property
-    @abstractmethod
-    def microbatch_sequences(self) -> int:
-        """Return the sequences of a microbatch."""
-
-    @property
-    @abstractmethod
-    def positions(self) -> int:
-        """Return the positions of a sequence."""
-
-    @property
-    @abstractmethod
-    def memory(self) -> int:
-        """Return the memory of a device, in bytes."""
-
-    @property
-    @abstractmethod
-    def nodes(self) -> int:
-        """Return the number of nodes."""
-
-    @property
-    @abstractmethod
-    def devices_per_node(self) -> int:
-        """Return the number of devices of a node."""
-
-    @property
-    @abstractmethod
-    def domain(self) -> int:
-        """Return how many devices the fast links join: a node, or a rack that is wired as one."""
-
-    @property
-    @abstractmethod
-    def links(self) -> tuple[Link, ...]:
-        """Return the links, fastest first."""
+    model: ModelShape
+    """Shape of the model."""
+    num_parameters: int
+    """psi."""
+    largest_block: int
+    """Weights of the largest block, all of its experts included."""
+    precision: StatePrecision
+    """Bytes that a weight takes."""
+    global_sequences: int
+    """Sequences of a step."""
+    microbatch_sequences: int
+    """Sequences of a microbatch."""
+    positions: int
+    """Positions of a sequence."""
+    memory: int
+    """Memory of a device, in bytes."""
+    nodes: int
+    """Nodes."""
+    devices_per_node: int
+    """Devices of a node."""
+    domain: int
+    """Devices that the fast links join: a node, or a rack that is wired as one."""
+    links: tuple[Link, ...]
+    """Links, fastest first."""
 
     @abstractmethod
     def inputs(self, split: GuideSplit, recompute: RecomputePolicy | None) -> CostInputs:
@@ -148,76 +112,31 @@ class Situation(ABC):
         return f"{num_bytes / GIB:,.1f} of {self.memory / GIB:,.1f} GiB"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSituation(Situation):
-    """Show what a guide may ask about of `plan`."""
+    """What a guide may ask about of `plan`."""
 
     plan: Plan
 
-    @property
-    def model(self) -> ModelShape:
-        """Return the shape of the model."""
-        return self.plan.model
-
-    @property
-    def num_parameters(self) -> int:
-        """Return psi."""
-        return num_parameters(self.model)
-
-    @property
-    def largest_block(self) -> int:
-        """Return the weights of the largest block, all of its experts included."""
-        return largest_block(self.model)
-
-    @property
-    def cluster(self) -> Cluster:
-        """Return the cluster."""
-        return self.plan.cluster
-
-    @property
-    def precision(self) -> StatePrecision:
-        """Return the bytes that a weight takes."""
-        return state_precision(self.plan)
-
-    @property
-    def global_sequences(self) -> int:
-        """Return the sequences of a step."""
-        return self.plan.mathematics.global_sequences
-
-    @property
-    def microbatch_sequences(self) -> int:
-        """Return the sequences of a microbatch."""
-        return self.plan.layout.microbatch_sequences
-
-    @property
-    def positions(self) -> int:
-        """Return the positions of a sequence."""
-        return self.plan.mathematics.sequence_length
-
-    @property
-    def memory(self) -> int:
-        """Return the memory of a device, in bytes."""
-        return self.cluster.device.memory_bytes
-
-    @property
-    def nodes(self) -> int:
-        """Return the number of nodes."""
-        return self.cluster.nodes
-
-    @property
-    def devices_per_node(self) -> int:
-        """Return the number of devices of a node."""
-        return self.cluster.devices_per_node
-
-    @property
-    def domain(self) -> int:
-        """Return how many devices the fast links join: a node, or a rack that is wired as one."""
-        return fast_domain(self.cluster)
-
-    @property
-    def links(self) -> tuple[Link, ...]:
-        """Return the links, fastest first."""
-        return self.cluster.links
+    @classmethod
+    def of(cls, plan: Plan) -> PlanSituation:
+        """Return the situation of a plan."""
+        cluster = plan.cluster
+        return cls(
+            plan=plan,
+            model=plan.model,
+            num_parameters=num_parameters(plan.model),
+            largest_block=largest_block(plan.model),
+            precision=state_precision(plan),
+            global_sequences=plan.mathematics.global_sequences,
+            microbatch_sequences=plan.layout.microbatch_sequences,
+            positions=plan.mathematics.sequence_length,
+            memory=cluster.device.memory_bytes,
+            nodes=cluster.nodes,
+            devices_per_node=cluster.devices_per_node,
+            domain=fast_domain(cluster),
+            links=cluster.links,
+        )
 
     def inputs(self, split: GuideSplit, recompute: RecomputePolicy | None) -> CostInputs:
         """Return what the formulas read of a split; recompute is the run's own where it is None."""

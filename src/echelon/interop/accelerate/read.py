@@ -28,11 +28,13 @@ from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, FROM_ZERO, ZERO_STAGE, KeyReader
 from echelon.interop.ranks import DEGREES as DEGREE_WORDS
 from echelon.interop.ranks import (
+    HOST_OR_NONE,
     data_ranks_from_launcher,
     set_batch,
     set_data_mesh,
     set_dtypes,
     set_offload,
+    set_sequence_parallel,
 )
 
 TABLE, MEGATRON_TABLE = "parallelism_config", "megatron_lm_config"
@@ -47,10 +49,7 @@ PLAIN_TYPES = {
     "MULTI_CPU": "zero.stage = 0: whole replicas",
     "NO": "zero.stage = 0: one process",
 }
-OTHER_TYPES = {
-    "XLA": "there is no TPU",
-    "TP": "set mesh.tp: every matrix is cut over it",
-}
+OTHER_TYPES = {"XLA": "there is no TPU", "TP": "set mesh.tp: every matrix is cut over it"}
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 TRUE, FALSE = ("true", "yes", "y", "t", "on", "1"), ("false", "no", "n", "f", "off", "0")
 
@@ -247,9 +246,7 @@ def _read_recompute(reader: KeyReader) -> None:
     if on is not None:
         why = "blocks keep their input only" if on else "every block keeps what backward needs"
         reader.set(key, "recompute.policy", "full" if on else "none", why)
-    host = reader.flag(offload, setting="recompute.offload")
-    if host is not None:
-        reader.set(offload, "recompute.offload", "host" if host else "none", "of stored inputs")
+    reader.take(offload, "recompute.offload", HOST_OR_NONE, "of stored inputs")
 
 
 def _read_rest(reader: KeyReader) -> None:
@@ -341,10 +338,8 @@ def read_megatron_degrees(reader: KeyReader) -> dict[str, int]:
         for axis, key in names.items()
     }
     key = f"{MEGATRON_TABLE}.megatron_lm_sequence_parallelism"
-    if reader.flag(key, setting="mesh.sequence_parallel") and degrees["tp"] > 1:
-        reader.set(key, "mesh.sequence_parallel", True, "norms and residuals are cut too")
-    else:
-        reader.skip(key, "norms and residuals are whole")
+    on = bool(reader.flag(key, setting="mesh.sequence_parallel"))
+    set_sequence_parallel(reader, key, on, degrees["tp"])
     return degrees
 
 

@@ -24,7 +24,7 @@ from echelon.interop.hugging_face.trainer_keys import (
 )
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, KeyReader
-from echelon.interop.ranks import read_degrees, set_offload
+from echelon.interop.ranks import ALWAYS_OR_NEVER, read_degrees, set_offload
 
 TABLES = tool_tables("axolotl")
 KEYS = TrainerKeys(
@@ -95,10 +95,8 @@ def _read_sharding(reader: KeyReader, file: DeepSpeedFile | None) -> int:
         on = reader.flag(key, setting="zero.parameter_offload")
         set_offload(reader, key, on, "where slices rest between uses")
     for key in _KEPT:
-        words = {True: "always", False: "never"}
-        if (kept := reader.flag(key, setting="zero.reshard_after_forward")) is not None:
-            why = "whether a unit is gathered again for backward"
-            reader.set(key, "zero.reshard_after_forward", words[kept], why)
+        why = "whether a unit is gathered again for backward"
+        reader.take(key, "zero.reshard_after_forward", ALWAYS_OR_NEVER, why)
     return stage
 
 

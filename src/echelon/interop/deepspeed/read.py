@@ -23,6 +23,7 @@ from echelon.interop.deepspeed.read_numbers import read_optimizer, read_precisio
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, FLAG, FROM_ZERO, POSITIVE, ZERO_STAGE, KeyReader
 from echelon.interop.ranks import (
+    HOST_OR_NONE,
     DataRanks,
     data_ranks_from_launcher,
     read_count,
@@ -58,12 +59,19 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
     stage = read_stage(reader)
     gradients = read_precision(reader, context)
     data = _read_ranks_and_batch(reader, stage, context)
-    read_zero(reader, stage, gradients, data, context)
-    read_activations(reader)
+    read_engine(reader, stage, gradients, data, context)
+
+
+def read_engine(
+    reader: KeyReader, stage: int, gradients: str, data: int, context: ImportContext
+) -> None:
+    """Note what becomes of all that says nothing of ranks, batch and dtypes, to the last key."""
+    _read_zero(reader, stage, gradients, data, context)
+    _read_activations(reader)
     read_optimizer(reader)
     read_scheduler(reader)
-    read_clipping(reader)
-    read_rest(reader)
+    _read_clipping(reader)
+    _read_rest(reader)
     reader.finish()
 
 
@@ -163,7 +171,7 @@ def _groups(reader: KeyReader, stage: int, data: int) -> int:
     return data // size
 
 
-def read_clipping(reader: KeyReader) -> None:
+def _read_clipping(reader: KeyReader) -> None:
     """Map the largest norm of gradients: without a word, there is none."""
     key, setting = "gradient_clipping", "optimizer.clip_norm"
     if reader.is_auto(key):
@@ -176,7 +184,7 @@ def read_clipping(reader: KeyReader) -> None:
         reader.set(key, setting, limit or "none", why)
 
 
-def read_rest(reader: KeyReader) -> None:
+def _read_rest(reader: KeyReader) -> None:
     """Map what is said beside the numbers, and judge all other keys."""
     reader.take("steps_per_print", "observe.log_every", COUNT, "steps between step lines")
     reader.judge(TABLES.keys["rest"])
@@ -263,7 +271,7 @@ def read_stage(reader: KeyReader) -> int:
     return reader.take(key, "zero.stage", ZERO_STAGE, "what data ranks share out") or 0
 
 
-def read_zero(
+def _read_zero(
     reader: KeyReader, stage: int, gradients: str, data: int, context: ImportContext
 ) -> None:
     """Map buckets, units and offload; `gradients` is the dtype in which they accumulate."""
@@ -276,7 +284,7 @@ def read_zero(
         _read_secondary(reader, context)
     else:
         reader.skip_all(stage_3_keys, f"it is about stage 3, and the stage is {stage}")
-    read_offload(reader)
+    _read_offload(reader)
 
 
 def _read_bucket(
@@ -403,7 +411,7 @@ OPTIMIZER, PARAMETERS = "offload_optimizer", "offload_param"
 _STATES_OF_ADAM = 4  # DeepSpeed counts a buffer for each of parameter, gradient and two moments.
 
 
-def read_offload(reader: KeyReader) -> None:
+def _read_offload(reader: KeyReader) -> None:
     """Map where slices of optimizer state and of parameters rest between uses."""
     homes = {
         OPTIMIZER: _read_home(reader, OPTIMIZER, "zero.optimizer_offload", "cpu_offload"),
@@ -434,8 +442,7 @@ def _read_home(reader: KeyReader, table: str, setting: str, old: str) -> str:
     reader.take(key, setting, HOMES, "where they rest between uses")
     # DeepSpeed's documentation and its code do not agree on the old name of the second one.
     for name in (old_key, old_key.removesuffix("s")) if table == PARAMETERS else (old_key,):
-        if (flag := reader.flag(name, setting=setting)) is not None:
-            reader.set(name, setting, "host" if flag else "none", f"the old name of {table}")
+        reader.take(name, setting, HOST_OR_NONE, f"the old name of {table}")
     entry = reader.entries.get(setting)
     return str(entry.value) if entry else "none"
 
@@ -457,7 +464,7 @@ def _read_files(reader: KeyReader, table: str, home: str, buffers: list[int]) ->
     reader.judge(TABLES.keys["files"], f"{prefix}.")
 
 
-def read_activations(reader: KeyReader) -> None:
+def _read_activations(reader: KeyReader) -> None:
     """Map activation_checkpointing: it says how inputs are stored, not which blocks are redone."""
     table = "activation_checkpointing"
     key = f"{table}.cpu_checkpointing"

@@ -23,13 +23,7 @@ from echelon.interop.abilities import tool_tables
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, FROM_ZERO, NUMBER, POSITIVE, KeyReader
 from echelon.interop.parsing import command_words, flag_value, syntax_problem
-from echelon.interop.ranks import (
-    DataRanks,
-    assume_fewest_ranks,
-    data_ranks_from_launcher,
-    set_batch,
-    set_data_mesh,
-)
+from echelon.interop.ranks import known_or_fewest_ranks, set_batch, set_data_mesh
 
 TABLES = tool_tables("horovod")
 RANKS, BATCH, PASSES = "--num-proc", "--batch-size", "--batches-per-allreduce"
@@ -64,9 +58,7 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
     _read_optimizer(reader, ranks * passes)
     reader.take("--seed", "train.seed", FROM_ZERO, "of the first weights and the sample order")
     reader.take("--log-interval", "observe.log_every", COUNT, "steps between step lines")
-    reader.judge(TABLES.keys["launcher"])
-    reader.judge(TABLES.keys["script"])
-    reader.finish()
+    reader.finish(TABLES.keys, "launcher", "script")
 
 
 def _read_ranks(reader: KeyReader, context: ImportContext) -> int:
@@ -82,11 +74,7 @@ def _read_ranks(reader: KeyReader, context: ImportContext) -> int:
         source = reader.where(RANKS)
         reader.take_part(RANKS, f"ranks: {count}")
         context = replace(context, ranks=count)
-    data: DataRanks | None
-    if context.ranks_unknown:
-        data = assume_fewest_ranks(reader, context)
-    else:
-        data = data_ranks_from_launcher(reader, context)
+    data = known_or_fewest_ranks(reader, context)
     if data is None:
         return 1
     set_data_mesh(reader, 0, replace(data, source=source or data.source))

@@ -21,15 +21,8 @@ from echelon.core.choices.lora import ALL_LINEAR, LINEARS, LORA_LINEARS
 from echelon.core.choices.optimizers import PLAIN_OPTIMIZER
 from echelon.interop.abilities import ToolTables
 from echelon.interop.deepspeed.abilities import TABLES
-from echelon.interop.deepspeed.read import (
-    BATCH,
-    read_activations,
-    read_clipping,
-    read_rest,
-    read_stage,
-    read_zero,
-)
-from echelon.interop.deepspeed.read_numbers import read_optimizer, read_precision, read_scheduler
+from echelon.interop.deepspeed.read import BATCH, read_engine, read_stage
+from echelon.interop.deepspeed.read_numbers import read_precision
 from echelon.interop.followed import adopt, inner_reader
 from echelon.interop.import_context import ImportContext, import_context
 from echelon.interop.key_reader import (
@@ -414,13 +407,7 @@ class DeepSpeedFile:
             context = replace(context, model=import_context(named, None).model)
         self._match(self._of_trainer(keys, context))
         gradients = read_precision(inner, context, self._added_table(keys))
-        read_zero(inner, self.stage, gradients, data, context)
-        read_activations(inner)
-        read_optimizer(inner)
-        read_scheduler(inner)
-        read_clipping(inner)
-        read_rest(inner)
-        inner.finish()
+        read_engine(inner, self.stage, gradients, data, context)
         adopt(self.reader, KEY, inner)
 
     def _added_table(self, keys: TrainerKeys) -> str:
@@ -505,10 +492,7 @@ def finish_trainer(
     """Read the file that the trainer names, and what its tables say of the keys that are left."""
     if file is not None:
         file.read(keys, data, context)
-    for group in ("method", "rest"):
-        reader.judge(tables.keys[group])
-    reader.judge_prefixes(tables.keys["prefixes"])
-    reader.finish()
+    reader.finish(tables.keys, "method", "rest")
 
 
 @dataclass(frozen=True, slots=True)

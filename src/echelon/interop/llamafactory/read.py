@@ -21,7 +21,7 @@ from echelon.interop.hugging_face.trainer_keys import (
 )
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, KeyReader
-from echelon.interop.ranks import read_degrees
+from echelon.interop.ranks import read_degrees, set_sequence_parallel
 
 TABLES = tool_tables("llamafactory")
 KEYS = TrainerKeys(
@@ -84,10 +84,8 @@ def _read_sharding(reader: KeyReader, tp: int, file: DeepSpeedFile | None) -> in
             )
             reader.skip(key, "import that file for its stage: it changes no number")
     key = "sequence_parallel"
-    if reader.flag(key, setting="mesh.sequence_parallel") and tp > 1:
-        reader.set(key, "mesh.sequence_parallel", True, "norms and residuals are cut too")
-    else:
-        reader.skip(key, "norms and residuals are whole")
+    on = bool(reader.flag(key, setting="mesh.sequence_parallel"))
+    set_sequence_parallel(reader, key, on, tp)
     return stage
 
 

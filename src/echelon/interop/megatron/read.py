@@ -31,10 +31,8 @@ from echelon.interop.megatron.read_numbers import (
     read_run,
 )
 from echelon.interop.ranks import (
-    DataRanks,
-    assume_fewest_ranks,
     blocks_of_stages,
-    data_ranks_from_launcher,
+    known_or_fewest_ranks,
     read_degrees,
     set_data_mesh,
     shards_of_experts,
@@ -79,8 +77,7 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
     read_learning_rate(reader, steps, batch)
     read_recompute(reader, layers, context)
     read_run(reader, context)
-    _read_rest(reader)
-    reader.finish()
+    reader.finish(TABLES.keys, "rest")
 
 
 def _read_mesh(reader: KeyReader, context: ImportContext) -> ImportContext:
@@ -172,11 +169,7 @@ def _read_ranks(reader: KeyReader, stage: int, context: ImportContext) -> int:
         context = replace(context, ranks=ranks)
         reader.take_part(nodes, f"ranks: {machines} x {count} = {ranks}")
         reader.take_part(local, f"ranks: {machines} x {count} = {ranks}")
-    data: DataRanks | None
-    if context.ranks_unknown:
-        data = assume_fewest_ranks(reader, context)
-    else:
-        data = data_ranks_from_launcher(reader, context)
+    data = known_or_fewest_ranks(reader, context)
     _judge_data_parallel_size(reader, context, data.count if data else None)
     key = "--num-distributed-optimizer-instances"
     groups = reader.integer(key, COUNT, setting="mesh.dp_replicate") or 1
@@ -256,11 +249,6 @@ def _read_steps(reader: KeyReader, batch: int | None) -> int | None:
         steps = max(1, samples // batch)
         reader.set(key, "train.steps", steps, f"{samples} samples / {batch} of a step")
     return steps
-
-
-def _read_rest(reader: KeyReader) -> None:
-    reader.judge(TABLES.keys["rest"])
-    reader.judge_prefixes(TABLES.keys["prefixes"])
 
 
 def read_pipeline(reader: KeyReader, layers: int | None, context: ImportContext) -> None:

@@ -13,11 +13,13 @@ from echelon.interop.abilities import tool_tables
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, FROM_ZERO, NUMBER, POSITIVE, KeyReader
 from echelon.interop.ranks import (
+    FULL_OR_NONE,
     data_ranks_from_launcher,
     read_degrees,
     set_batch,
     set_data_mesh,
     set_dtypes,
+    set_sequence_parallel,
 )
 
 TABLES = tool_tables("nanotron")
@@ -50,19 +52,13 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
     steps = reader.take("tokens.train_steps", "train.steps", COUNT, "optimizer steps")
     _read_rate(reader, steps)
     _read_validation(reader)
-    for group in ("run", "optimizer"):
-        reader.judge(TABLES.keys[group])
-    reader.judge_prefixes(TABLES.keys["prefixes"])
-    reader.finish()
+    reader.finish(TABLES.keys, "run", "optimizer")
 
 
 def _read_modes(reader: KeyReader, context: ImportContext) -> None:
     key = "parallelism.tp_mode"
     word = reader.word(key, ("ALL_REDUCE", "REDUCE_SCATTER"), setting="mesh.sequence_parallel")
-    if word == "REDUCE_SCATTER" and context.degrees["tp"] > 1:
-        reader.set(key, "mesh.sequence_parallel", True, "norms and residuals are cut too")
-    else:
-        reader.skip(key, "norms and residuals are whole")
+    set_sequence_parallel(reader, key, word == "REDUCE_SCATTER", context.degrees["tp"])
     key = "parallelism.pp_engine"
     schedules = {"1f1b": "1f1b", "afab": "gpipe"}
     if context.degrees["pp"] > 1:
@@ -72,8 +68,7 @@ def _read_modes(reader: KeyReader, context: ImportContext) -> None:
     if context.degrees["cp"] > 1:
         reader.set(DEGREES["cp"], "context.kind", "ring", "pieces of a sequence meet in a ring")
     key = "parallelism.recompute_layer"
-    if (on := reader.flag(key, setting="recompute.policy")) is not None:
-        reader.set(key, "recompute.policy", "full" if on else "none", "whether blocks are redone")
+    reader.take(key, "recompute.policy", FULL_OR_NONE, "whether blocks are redone")
 
 
 def _read_activation(reader: KeyReader) -> None:

@@ -75,9 +75,7 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
     names = {flag: key for key, flag in TABLES.flags.items()}
     translation = Translation(flags=flags, origins=origins, names=names)
     read_translated(reader, translation, read_megatron, context)
-    reader.judge(TABLES.keys["rest"])
-    reader.judge_prefixes(TABLES.keys["prefixes"])
-    reader.finish()
+    reader.finish(TABLES.keys, "rest")
 
 
 def _plain_flags(reader: KeyReader) -> Iterator[tuple[str, str, object]]:
@@ -93,7 +91,8 @@ def _plain_flags(reader: KeyReader) -> Iterator[tuple[str, str, object]]:
 def _other_flags(reader: KeyReader) -> Iterator[tuple[str, str, object]]:
     """Yield keys whose values are flags."""
     key = "trainer.precision"
-    reader.given = {**reader.given, **_as_word(reader, key)}
+    if isinstance(number := reader.given.get(key), int):
+        reader.given = {**reader.given, key: str(number)}
     if (word := reader.word(key, _PRECISION, setting="precision.parameters")) is not None:
         yield key, _PRECISION[word], True
         reader.skip(key, "dtype of parameters")
@@ -142,10 +141,6 @@ def _vocabulary(reader: KeyReader) -> Iterator[tuple[str, str, object]]:
         if size is not None:
             reader.assume(f"{size} token ids, those of {reader.given[key]}")
             yield key, "--vocab-size", size
-
-
-def _as_word(reader: KeyReader, key: str) -> Mapping[str, object]:
-    return {key: str(reader.given[key])} if isinstance(reader.given.get(key), int) else {}
 
 
 def fill_references(given: Mapping[str, object]) -> dict[str, object]:

@@ -45,8 +45,7 @@ ABILITIES = ToolAbilities(
 
 OF_GENERATION = {
     "fsdp2-compiled": replace(
-        ABILITIES,
-        schedules=tuple(name for name in NAMES.schedules if name not in SPLIT_BACKWARD),
+        ABILITIES, schedules=tuple(name for name in NAMES.schedules if name not in SPLIT_BACKWARD)
     )
 }
 """What generations can run that are compiled."""

@@ -348,9 +348,7 @@ def between(
 
 
 def _by_waits(
-    delivered: Sequence[int],
-    waits: Mapping[int, Fingerprint],
-    by_rank: Mapping[int, RankEvidence],
+    delivered: Sequence[int], waits: Mapping[int, Fingerprint], by_rank: Mapping[int, RankEvidence]
 ) -> Verdict:
     """Return the rank for whose messages the most wait; all members where that is not known."""
     awaited = Counter[int]()

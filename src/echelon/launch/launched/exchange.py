@@ -84,7 +84,7 @@ class DesyncExchange:
 
         Who has just answered has no need to ask itself.
         """
-        asked = self._num_asked()
+        asked = self._store.add("desync/asked", 0)
         if asked > self._answered:
             self._answered = asked
             self._asks_after = time.monotonic() + _AGAIN_S
@@ -135,9 +135,6 @@ class DesyncExchange:
     def _own(self, known: Callable[[], KnownRank]) -> RankEvidence:
         evidence = evidence_of(known(), self._reader, time.monotonic(), most=TOLD)
         return replace(evidence, host=self._host)
-
-    def _num_asked(self) -> int:
-        return self._store.add("desync/asked", 0)
 
     def _tell(self, number: int, evidence: RankEvidence) -> None:
         self._store.set(f"desync/{number}/{self._rank}", json.dumps(to_json(evidence)))

@@ -16,11 +16,7 @@ import torch
 from echelon.core.cluster import Backend
 from echelon.launch.context import RankContext, RankProgress
 from echelon.launch.desync.ring import new_ring, remove_ring
-from echelon.launch.environment import (
-    LaunchedRank,
-    check_world_size,
-    read_launched_rank,
-)
+from echelon.launch.environment import LaunchedRank, check_world_size, read_launched_rank
 from echelon.launch.gpus import dump_environment, gpu_environment
 from echelon.launch.handshake import check_same_start
 from echelon.launch.host import keep_freed_memory
@@ -28,11 +24,7 @@ from echelon.launch.launched.watchdog import WATCHDOG_INTERVAL_S, Watchdog
 from echelon.launch.local.messages import Limits, TargetFunction, find_target, name_target
 from echelon.launch.local.output import copy_to_log, log_name
 from echelon.launch.local.rank import call_target, fault_from_error
-from echelon.launch.local.supervisor import (
-    DEFAULT_OPTIONS,
-    LaunchOptions,
-    RunOutcome,
-)
+from echelon.launch.local.supervisor import DEFAULT_OPTIONS, LaunchOptions, RunOutcome
 from echelon.launch.process_group import (
     PrefixStore,
     Store,
@@ -187,10 +179,7 @@ def run_joined(
     faults = FaultReport(watchdog, place.rank)
     # A launcher sends several signals for one Ctrl-C, and kills those that take too long itself.
     line = STOPPING if place.rank == 0 else ""
-    with (
-        stop_request() as stop,
-        stop.answered_by(progress.request_stop, line=line, repeats=False),
-    ):
+    with stop_request() as stop, stop.answered_by(progress.request_stop, line=line, repeats=False):
         try:
             check_same_start(
                 stores[0], rank=place.rank, labels=names, argument=argument, timeout_s=limits.join_s

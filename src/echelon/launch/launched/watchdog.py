@@ -35,7 +35,14 @@ from echelon.launch.local.messages import Limits
 from echelon.launch.local.output import say_if_possible
 from echelon.launch.local.stacks import stacks_of_process
 from echelon.launch.process_group import Store
-from echelon.launch.root_cause import FaultKind, RankFailure, RankFault, rank_name
+from echelon.launch.root_cause import (
+    CANNOT_END,
+    FaultKind,
+    RankFailure,
+    RankFault,
+    SignsOfLife,
+    rank_name,
+)
 
 WATCHDOG_INTERVAL_S = 1.0
 SILENT_S = 12.0
@@ -87,8 +94,7 @@ class Watchdog(threading.Thread):
         self._main = threading.main_thread()
         self._host = socket.gethostname()
         self._next = (rank + 1) % len(labels)
-        self._next_count, self._next_heard_at = -1, now
-        self._next_stopped_since: float | None = None
+        self._next_count, self._next_signs = -1, SignsOfLife(heard_at=now)
         self._own_count, self._own_moved_at = -1, now
         self._ticks = self._circle_ticks = 0
         self._done = False
@@ -146,8 +152,7 @@ class Watchdog(threading.Thread):
         now = time.monotonic()
         if now - self._ticked_at > 3 * WATCHDOG_INTERVAL_S:
             # This process was stopped itself, perhaps with the others: start all clocks anew.
-            self._next_heard_at = self._own_moved_at = now
-            self._next_stopped_since = None
+            self._next_signs, self._own_moved_at = SignsOfLife(heard_at=now), now
         self._ticked_at = now
         self._ticks += 1
         beat = StoreHeartbeat(
@@ -237,22 +242,19 @@ class Watchdog(threading.Thread):
         if beat is None or beat.done:
             return
         if beat.count != self._next_count:
-            self._next_count, self._next_heard_at = beat.count, now
-        found: tuple[FaultKind, str] | None = None
+            self._next_count, self._next_signs.heard_at = beat.count, now
         state = _process_state(beat.pid) if beat.host == self._host else None
         if state in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-            found = (FaultKind.KILLED, "is gone: it was killed, or exited without a word")
-        elif state == psutil.STATUS_STOPPED:
-            self._next_stopped_since = self._next_stopped_since or now
-            if now - self._next_stopped_since >= self._limits.stopped_s:
-                found = (FaultKind.STOPPED, "is stopped (SIGSTOP)")
+            wrong = (FaultKind.KILLED, "is gone: it was killed, or exited without a word")
         else:
-            self._next_stopped_since = None
-            limit = SILENT_S if state is None else self._limits.silent_s
-            if now - self._next_heard_at > limit:
-                found = (FaultKind.SILENT, f"has said nothing for {limit:g} s")
-        if found is not None and not self._done:
-            fault = RankFault(rank=self._next, kind=found[0], at=now, summary=found[1])
+            wrong = self._next_signs.missed(
+                now,
+                stopped=state == psutil.STATUS_STOPPED,
+                stopped_s=self._limits.stopped_s,
+                silent_s=SILENT_S if state is None else self._limits.silent_s,
+            )
+        if wrong is not None and not self._done:
+            fault = RankFault(rank=self._next, kind=wrong[0], at=now, summary=wrong[1])
             self._report(self.publish_fault(self._explained(fault)))
 
     def _watch_self(self, now: float) -> None:
@@ -318,8 +320,9 @@ class Watchdog(threading.Thread):
     def _end_faulty_rank(self, fault: RankFault) -> None:
         """Kill a process of this host that cannot end itself: its launcher would wait for it."""
         beat = self._read_heartbeat(fault.rank)
-        unable = (FaultKind.STOPPED, FaultKind.SILENT)
-        if beat and beat.host == self._host and beat.pid != os.getpid() and fault.kind in unable:
+        if beat is None or fault.kind not in CANNOT_END:
+            return
+        if beat.host == self._host and beat.pid != os.getpid():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(beat.pid, signal.SIGKILL)
 

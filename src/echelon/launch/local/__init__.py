@@ -8,8 +8,7 @@ rank.py             the life of a rank, and its thread that talks to the supervi
 stacks.py           where the threads of a rank are, and what they wait in
 rank_status.py      what the supervisor knows of one rank
 job_monitor.py      who is late, stopped, stuck or gone
-meetings.py         ranks that wait for one another and will never meet
 messages.py         what both sides say, over which channel; how a target is named
-desync_watch.py     who is out of step, by the rings of the ranks
+desync_watch.py     who will never meet: by the rings of ranks, and by what stands still
 output.py           where the output of a rank goes
 """

@@ -15,11 +15,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from echelon.launch.context import COMPILING, LostRank
-from echelon.launch.local.desync_watch import DesyncWatch, note_of
-from echelon.launch.local.meetings import MeetingWatch, where_lost
+from echelon.launch.local.desync_watch import DesyncWatch, MeetingWatch, note_of, where_lost
 from echelon.launch.local.messages import (
     ElasticRanks,
     ExitRequest,
@@ -39,10 +39,10 @@ from echelon.launch.local.rank_status import (
     known_of,
     new_fault,
     turn_of,
-    view_of,
     wait_of,
 )
 from echelon.launch.root_cause import (
+    CANNOT_END,
     FaultKind,
     RankFailure,
     RankFault,
@@ -59,7 +59,6 @@ _STACK_S = 2.0
 _STALE_S = 10.0
 _GRACE_S = 1.0
 _UNREACHABLE_S = 5.0
-_CANNOT_END = (FaultKind.STOPPED, FaultKind.SILENT)
 
 LOSSES = frozenset(
     {
@@ -219,16 +218,16 @@ class JobMonitor:
         now = time.monotonic()
         if seen.fault is not None or seen.dropped:
             return
-        if seen.process.stopped():
-            seen.stopped_since = seen.stopped_since or now
-            if now - seen.stopped_since >= self._limits.stopped_s:
-                stopped = f"is stopped (SIGSTOP){seen.place}"
-                seen.fault = new_fault(seen, FaultKind.STOPPED, now, stopped)
-        else:
-            seen.stopped_since = None
-            if seen.open and now - seen.heard_at > self._limits.silent_s:
-                quiet = f"has said nothing for {self._limits.silent_s:g} s{seen.place}"
-                seen.fault = new_fault(seen, FaultKind.SILENT, now, quiet, self._dump(seen))
+        wrong = seen.missed(
+            now,
+            stopped=seen.process.stopped(),
+            stopped_s=self._limits.stopped_s,
+            silent_s=self._limits.silent_s if seen.open else inf,
+        )
+        if wrong is not None:
+            kind, what = wrong
+            detail = self._dump(seen) if kind is FaultKind.SILENT else ""
+            seen.fault = new_fault(seen, kind, now, what + seen.place, detail)
 
     def _settled(self) -> RankFault | None:
         """Return the fault that explains all others, once nothing better can come."""
@@ -310,7 +309,7 @@ class JobMonitor:
             for seen in self._seen:
                 if seen.open:
                     seen.process.send(Notice.TELL_STACKS)
-        fault = self._meetings.look([view_of(seen) for seen in self._seen])
+        fault = self._meetings.look([known_of(seen) for seen in self._seen])
         if fault is not None:
             self._seen[fault.rank].fault = fault
 
@@ -363,7 +362,7 @@ class JobMonitor:
             fault = replace(fault, detail=self._places_of_others())
         failure = RankFailure(fault, label)
         for seen in self._seen:
-            if seen.process.rank == fault.rank and fault.kind in _CANNOT_END:
+            if seen.process.rank == fault.rank and fault.kind in CANNOT_END:
                 seen.process.signal(signal.SIGKILL)
             elif seen.process.rank == fault.rank:
                 seen.process.send(ExitRequest(f"{failure.who} failed first"))

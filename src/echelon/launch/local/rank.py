@@ -147,7 +147,10 @@ def _work(
 ) -> None:
     progress.reset()
     progress.attempt = job.attempt
-    _reset_process_state()
+    # An earlier job may have set these for the whole process.
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+    torch.set_grad_enabled(True)
     try:
         use_plugins(job.plugins)
         target = find_target(job.target)
@@ -216,13 +219,6 @@ def _without_caller(error: BaseException) -> BaseException:
             return error.with_traceback(here.tb_next or here)
         here = here.tb_next
     return error
-
-
-def _reset_process_state() -> None:
-    """Undo what an earlier job may have set for the whole process."""
-    torch.set_default_dtype(torch.float32)
-    torch.manual_seed(0)
-    torch.set_grad_enabled(True)
 
 
 class HeartbeatThread(threading.Thread):

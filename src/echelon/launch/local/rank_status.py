@@ -7,11 +7,10 @@ import signal
 from dataclasses import dataclass, field
 
 from echelon.launch.desync.fingerprint import Activity
-from echelon.launch.local.desync_watch import KnownRank
-from echelon.launch.local.meetings import RankView, wrong_size
+from echelon.launch.local.desync_watch import KnownRank, wrong_size
 from echelon.launch.local.messages import Heartbeat, ThreadStacks
 from echelon.launch.local.rank_processes import RankProcess
-from echelon.launch.root_cause import FaultKind, RankFault, exit_text
+from echelon.launch.root_cause import FaultKind, RankFault, SignsOfLife, exit_text
 
 TAIL_LINES = 25  # lines of a log
 _ABORT_LINES = 200  # lines of a log: what native code said before the stacks of all threads
@@ -28,7 +27,7 @@ _ENDED_BY = {
 
 
 @dataclass(slots=True, kw_only=True)
-class RankStatus:
+class RankStatus(SignsOfLife):
     """Hold what is known of one rank.
 
     Times are seconds of the monotonic clock; None: it did not happen.
@@ -40,8 +39,6 @@ class RankStatus:
     """Its rank and place in the mesh, as users read it."""
     moved_at: float
     """When its heartbeat last said something new."""
-    heard_at: float
-    """When it was last heard of."""
     joined: bool = False
     """Whether it is in the process group."""
     answers_stop: bool = False
@@ -52,8 +49,6 @@ class RankStatus:
     """What the target returned."""
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(count=-1, doing="", waiting=""))
     """Its last heartbeat."""
-    stopped_since: float | None = None
-    """Since when the system says that it is stopped."""
     deaf_since: float | None = None
     """Since when it does not answer."""
     asked_at: float | None = None
@@ -80,32 +75,21 @@ class RankStatus:
         return f", last heard of at {self.heartbeat.doing}" if self.heartbeat.doing else ""
 
 
-def view_of(seen: RankStatus) -> RankView:
-    """Return what is known of a rank for the watch over meetings."""
-    return RankView(
-        rank=seen.process.rank,
-        label=seen.label,
-        pid=seen.process.pid,
-        returned=seen.returned or seen.dropped,
-        doing=seen.heartbeat.doing,
-        count=seen.heartbeat.count,
-        stacks=seen.stack,
-    )
-
-
 def known_of(seen: RankStatus) -> KnownRank:
-    """Return what is known of a rank beside its ring."""
+    """Return what is known of a rank at this time, beside its ring."""
     activity: Activity | None = None
     if seen.process.exit_code is not None:
         activity = Activity.GONE
     elif seen.fault is not None:
         activity = _ENDED_BY.get(seen.fault.kind)
-    elif seen.returned:
+    elif seen.returned or seen.dropped:
         activity = Activity.RETURNED
     return KnownRank(
         rank=seen.process.rank,
         label=seen.label,
+        pid=seen.process.pid,
         activity=activity,
+        count=seen.heartbeat.count,
         doing=seen.heartbeat.doing,
         waiting=seen.heartbeat.waiting,
         stacks=seen.stack,

@@ -27,7 +27,6 @@ from echelon.launch.local.messages import (
     Notice,
     RankJob,
     TargetFunction,
-    TargetReference,
     name_target,
 )
 from echelon.launch.local.rank_processes import RankProcesses
@@ -97,11 +96,6 @@ class RunOutcome:
         raise self.failure
 
 
-def _own_module(target: TargetReference) -> tuple[str, ...]:
-    """Return the module of a target of ours; what others do when imported may not bear a fork."""
-    return (target.module,) if target.module.startswith("echelon.") else ()
-
-
 def run_ranks(
     target: str | TargetFunction,
     argument: object,
@@ -134,7 +128,8 @@ def run_ranks(
             port=port,
             shown_rank=options.shown_rank,
             backend=options.backend,
-            preloaded=_own_module(named),
+            # What modules of others do when imported may not bear a fork.
+            preloaded=(named.module,) if named.module.startswith("echelon.") else (),
             store_rank=0 if options.elastic is None else None,
             each_wait=stop.check,
         )
@@ -168,13 +163,10 @@ def _tell_others(failure: RankFailure, labels: tuple[str, ...]) -> None:
     others = [str(rank) for rank in range(len(labels)) if rank != failure.rank]
     if others:
         plural = "ranks" if len(others) > 1 else "rank"
-        _say(f"{plural} {', '.join(others)} stopped for {failure.who}")
-
-
-def _say(text: str) -> None:
-    """Print one line, over the progress bar that a rank may have left on the terminal."""
-    clear_line = "\r\x1b[K" if sys.stderr.isatty() else ""
-    print(clear_line + text, file=sys.stderr, flush=True)
+        # A rank may have left its progress bar on the terminal.
+        clear_line = "\r\x1b[K" if sys.stderr.isatty() else ""
+        said = f"{plural} {', '.join(others)} stopped for {failure.who}"
+        print(clear_line + said, file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from echelon.core.settings.value_types import toml_text
 from echelon.core.units import binary_bytes, decimal_bytes, duration, short_count
-from echelon.core.version import __version__
 from echelon.page.documents.curves import MOST_POINTS, sampled
 from echelon.planner.explain.compare import PlanComparison, SettingDifference
 from echelon.planner.view.document import (
@@ -67,7 +66,6 @@ def comparison_page(found: PlanComparison, a: str, b: str) -> PageDocument:
         good=found.same_mathematics,
         facts=tuple(_facts(found)),
         sections=(*_differences(found), *_runs(a, b), *part_sections(found)),
-        made_by=f"Echelon {__version__}",
     )
 
 
@@ -91,17 +89,11 @@ def what_changes(one: SettingDifference) -> str:
 
 def _facts(found: PlanComparison) -> Iterator[Fact]:
     first, second = (sum(side.seconds.values()) for side in (found.a, found.b))
-    yield Fact(name="step of A, planned", value=f"{first:.4g} s")
-    yield Fact(
-        name="step of B, planned", value=f"{second:.4g} s", note=f"{second / first:.2f} of A"
-    )
+    yield Fact("step of A, planned", f"{first:.4g} s")
+    yield Fact("step of B, planned", f"{second:.4g} s", f"{second / first:.2f} of A")
     held = [sum(side.held.values()) for side in (found.a, found.b)]
-    yield Fact(name="held between steps, A", value=binary_bytes(held[0]))
-    yield Fact(
-        name="held between steps, B",
-        value=binary_bytes(held[1]),
-        note=f"{held[1] / held[0]:.2f} of A",
-    )
+    yield Fact("held between steps, A", binary_bytes(held[0]))
+    yield Fact("held between steps, B", binary_bytes(held[1]), f"{held[1] / held[0]:.2f} of A")
 
 
 def _differences(found: PlanComparison) -> Iterator[Section]:
@@ -114,14 +106,15 @@ def _differences(found: PlanComparison) -> Iterator[Section]:
         table=DataTable(
             head=("setting", "A", "B", "changes"),
             rows=tuple(
-                (one.setting, _text(one.a), _text(one.b), what_changes(one))
+                (one.setting, value_text(one.a), value_text(one.b), what_changes(one))
                 for one in found.differences
             ),
         ),
     )
 
 
-def _text(value: object) -> str:
+def value_text(value: object) -> str:
+    """Value of a setting; "none" where a plan has no such setting."""
     if value is None:
         return "none"
     return value if isinstance(value, str) else toml_text(value)
@@ -178,7 +171,7 @@ def _runs(a: str, b: str) -> Iterator[Section]:
         series = tuple(
             LineSeries(
                 name=label,
-                values=tuple(_value(side.get(step), key) for step in shown),
+                values=tuple(side[step].number(key) if step in side else None for step in shown),
             )
             for label, side in zip(("A", "B"), found, strict=True)
         )
@@ -198,10 +191,6 @@ def _steps(path: Path) -> dict[int, LogEntry]:
         return {}
     entries = last_of_each_step(one for one in read_entries(file) if one.text("kind") == "step")
     return {one.whole("step"): one for one in entries}
-
-
-def _value(entry: LogEntry | None, key: str) -> float | None:
-    return None if entry is None else entry.number(key)
 
 
 def _apart(series: Sequence[LineSeries]) -> str:

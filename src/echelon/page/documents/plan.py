@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from echelon.core.event import Event
 from echelon.core.parameters import num_parameters
 from echelon.core.plan import Plan
 from echelon.core.units import binary_bytes, short_count
-from echelon.core.version import __version__
 from echelon.cost.seconds.unit_times import UnitTimes, stage_durations, unit_times_from_formulas
 from echelon.planner.lint.checks import plan_fits
 from echelon.planner.predict.bands import held_bytes_band, mfu_band, step_band, tokens_per_s_band
@@ -51,7 +51,6 @@ def plan_page(plan: Plan, times: UnitTimes | None = None) -> PageDocument:
         good=plan_fits(plan),
         facts=tuple(_facts(plan, estimate)),
         sections=(*plan_sections(plan, estimate, times),),
-        made_by=f"Echelon {__version__}",
     )
 
 
@@ -94,31 +93,24 @@ def _verdict(plan: Plan, estimate: Estimate) -> str:
 def _facts(plan: Plan, estimate: Estimate) -> Iterator[Fact]:
     step, held = step_band(estimate), held_bytes_band(estimate)
     tokens, mfu = tokens_per_s_band(estimate), mfu_band(estimate)
+    yield Fact("step", f"{step.value:.4g} s", f"{step.low:.4g} to {step.high:.4g}")
     yield Fact(
-        name="step",
-        value=f"{step.value:.4g} s",
-        note=f"{step.low:.4g} to {step.high:.4g}",
+        "tokens/s of a device", f"{tokens.value:,.0f}", f"{tokens.low:,.0f} to {tokens.high:,.0f}"
     )
     yield Fact(
-        name="tokens/s of a device",
-        value=f"{tokens.value:,.0f}",
-        note=f"{tokens.low:,.0f} to {tokens.high:,.0f}",
+        "MFU (full attention)",
+        f"{100 * mfu.value:.1f} %",
+        f"{100 * mfu.low:.1f} to {100 * mfu.high:.1f}; causal {100 * estimate.causal_mfu:.1f} %",
     )
     yield Fact(
-        name="MFU (full attention)",
-        value=f"{100 * mfu.value:.1f} %",
-        note=f"{100 * mfu.low:.1f} to {100 * mfu.high:.1f}; causal "
-        f"{100 * estimate.causal_mfu:.1f} %",
+        "memory of the fullest rank",
+        binary_bytes(held.value),
+        f"{binary_bytes(held.low)} to {binary_bytes(held.high)}",
     )
     yield Fact(
-        name="memory of the fullest rank",
-        value=binary_bytes(held.value),
-        note=f"{binary_bytes(held.low)} to {binary_bytes(held.high)}",
-    )
-    yield Fact(
-        name="global batch",
-        value=f"{plan.mathematics.global_sequences:,} sequences",
-        note=f"of {plan.mathematics.sequence_length:,} tokens",
+        "global batch",
+        f"{plan.mathematics.global_sequences:,} sequences",
+        f"of {plan.mathematics.sequence_length:,} tokens",
     )
 
 
@@ -160,7 +152,7 @@ def chart_from_timelines(name: str, timelines: Sequence[Timeline]) -> ScheduleCh
     whole = max(timeline.span_s for timeline in timelines)
     most, count = MOST_ACTIONS // len(by_rank), max(map(len, by_rank.values()))
     lanes = [
-        _lane(rank, sorted(actions, key=_start)[:most], idle[rank])
+        _lane(rank, sorted(actions, key=attrgetter("start"))[:most], idle[rank])
         for rank, actions in by_rank.items()
     ]
     few = count > most
@@ -184,10 +176,6 @@ def _lane(rank: int, own: Sequence[Event], bubble: RankBubble) -> ScheduleLane:
         ends=tuple(one.end for one in own),
         idle_text=_idle_text(bubble),
     )
-
-
-def _start(event: Event) -> float:
-    return event.start
 
 
 def _idle_text(bubble: RankBubble) -> str:

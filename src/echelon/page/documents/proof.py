@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of the page that a proof fills: its claims by precision, and the first wrong tensor.
+"""The sections of a proof: its claims by precision, and the first wrong tensor.
 
-It is read from the object that `proof.json` holds, so a proof that was just made and one in the
-folder of a run look the same.
+They are read from the object that `proof.json` holds, so a proof that was just made and one in the
+folder of a run look the same. The text of a proof has the claims by precision, the page all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from echelon.core.version import __version__
 from echelon.planner.view.document import (
     DataTable,
     Fact,
@@ -22,23 +21,28 @@ from echelon.planner.view.document import (
 
 _HEAD = ("claim", "precision", "compared", "off by", "may be off by", "worst", "holds")
 MOST_RANKS_SHOWN = 64  # ranks
+_BESIDE = {
+    "independent": "the one process beside an independent implementation",
+    "whole_run": "a whole run of the trainer beside one process",
+}
+"""Passes that judge other code than the steps of the ranks."""
 
 
 def proof_page(proof: Mapping[str, Any]) -> PageDocument:
     """Return the page of a proof alone, from the object that `proof.json` holds."""
     proven = bool(proof["proven"])
+    compared = sum(int(claim["compared"]) for _, claim in _claims(proof))
     return PageDocument(
         title=f"{proof['plan']}: proof",
         subject=f"{proof['mesh']} beside one process; plan {str(proof['plan_hash'])[:12]}",
         verdict=verdict_of_proof(proof),
         good=proven,
         facts=(
-            Fact(name="steps", value=str(proof["num_steps"])),
-            Fact(name="seed", value=str(proof["seed"])),
-            Fact(name="tensors and numbers compared", value=f"{_compared(proof):,}"),
+            Fact("steps", str(proof["num_steps"])),
+            Fact("seed", str(proof["seed"])),
+            Fact("tensors and numbers compared", f"{compared:,}"),
         ),
         sections=proof_sections(proof),
-        made_by=f"Echelon {__version__}",
     )
 
 
@@ -53,8 +57,8 @@ def verdict_of_proof(proof: Mapping[str, Any]) -> str:
 
 
 def proof_sections(proof: Mapping[str, Any]) -> tuple[Section, ...]:
-    """Return the claims as a table and, where one fails, the ranks that have it wrong."""
-    found = [_claims_section(proof)]
+    """Return the claims in tables and, where one fails, the ranks that have it wrong."""
+    found = [_errors_section(proof), *claims_sections(proof)]
     for one in _passes(proof):
         if one["diagnosis"]:
             found.append(_wrong_section(proof, one))
@@ -62,7 +66,71 @@ def proof_sections(proof: Mapping[str, Any]) -> tuple[Section, ...]:
     return tuple(found)
 
 
-def _claims_section(proof: Mapping[str, Any]) -> Section:
+def claims_sections(proof: Mapping[str, Any]) -> Iterator[Section]:
+    """Yield the claims of the ranks' own steps, and of each pass next to them, by precision.
+
+    A claim that one precision has no use for (a master copy where nothing is rounded) has no entry
+    there. The proof may be of a program that is not ours.
+    """
+    yield Section(
+        id="proof-claims",
+        title="Claims by precision",
+        summary=_head(proof),
+        table=_by_precision(proof["passes"]),
+    )
+    for name, head in _BESIDE.items():
+        if one := proof.get(name):
+            yield Section(
+                id=f"proof-{name.replace('_', '-')}",
+                title=f"{head[0].upper()}{head[1:]}",
+                summary=head,
+                table=_by_precision([one]),
+                notes=(one["note"],) if one.get("note") else (),
+            )
+
+
+def _head(proof: Mapping[str, Any]) -> str:
+    """What was proven, over how many steps."""
+    steps = f"{proof['num_steps']} steps, seed {proof['seed']}"
+    if "file" in proof:
+        return (
+            f"{proof['file']}: {proof['mesh']} beside one device, {steps}; "
+            f"{proof['num_parameters']} parameters of {proof['num_elements']} elements, placement "
+            f"read from {proof['framework']}"
+        )
+    model = proof["shrunk_plan"]["mathematics"]["model"]
+    return (
+        f"{proof['plan']}: {proof['mesh']} beside one process, {steps}; {model['layers']} blocks x "
+        f"{model['hidden']} wide stand for the model"
+    )
+
+
+def _by_precision(passes: Sequence[Mapping[str, Any]]) -> DataTable:
+    """Errors of claims, a column for each precision."""
+    by_pass = [{str(claim["statement"]): claim for claim in one["claims"]} for one in passes]
+    longest_first = sorted(by_pass, key=len, reverse=True)
+    every = dict.fromkeys(statement for claims in longest_first for statement in claims)
+    rows = [
+        (
+            statement,
+            max(claims[statement]["compared"] for claims in by_pass if statement in claims),
+            *(_outcome(claims[statement]) if statement in claims else "-" for claims in by_pass),
+        )
+        for statement in every
+    ]
+    return DataTable.of(("claim", "compared", *(one["precision"] for one in passes)), rows)
+
+
+def _outcome(claim: Mapping[str, Any]) -> str:
+    error, allowed = float(claim["max_error"]), float(claim["allowed"])
+    mark = "" if claim["holds"] else "  FAILS"
+    note = f" ({claim['note']})" if claim["note"] else ""
+    if allowed == 0:
+        return (f"off by {error:.1e}" if error else "equal") + note + mark
+    return f"{error:.1e} of {allowed:.1e}{note}{mark}"
+
+
+def _errors_section(proof: Mapping[str, Any]) -> Section:
     holds = sum(claim["holds"] for _, claim in _claims(proof))
     of = len(_claims(proof))
     return Section(
@@ -194,10 +262,6 @@ def _world_size(proof: Mapping[str, Any]) -> int:
     for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp"):
         count *= int(mesh.get(axis, 1))
     return count
-
-
-def _compared(proof: Mapping[str, Any]) -> int:
-    return sum(int(claim["compared"]) for _, claim in _claims(proof))
 
 
 def _passes(proof: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

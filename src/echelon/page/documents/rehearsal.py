@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from echelon.core.units import binary_bytes, decimal_bytes, short_count
-from echelon.core.version import __version__
 from echelon.page.documents.curves import MOST_POINTS, sampled
 from echelon.planner.view.document import (
     BarRow,
@@ -40,16 +39,15 @@ def rehearsal_page(found: Mapping[str, Any]) -> PageDocument:
         verdict=verdict_of_rehearsal(found),
         good=bool(found["holds"]),
         facts=(
-            Fact(name="distinct ranks", value=f"{len(ranks):,}"),
-            Fact(name="operations in one order", value=f"{found['num_operations']:,}"),
+            Fact("distinct ranks", f"{len(ranks):,}"),
+            Fact("operations in one order", f"{found['num_operations']:,}"),
             Fact(
-                name="peak of the fullest rank",
-                value=binary_bytes(fullest["peak_bytes"]),
-                note=f"planned {binary_bytes(fullest['planned_peak_bytes'])}",
+                "peak of the fullest rank",
+                binary_bytes(fullest["peak_bytes"]),
+                f"planned {binary_bytes(fullest['planned_peak_bytes'])}",
             ),
         ),
         sections=rehearsal_sections(found),
-        made_by=f"Echelon {__version__}",
     )
 
 

@@ -17,7 +17,6 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.run import EVENTS_READABLE
 from echelon.core.serialize import decode_json
 from echelon.core.units import binary_bytes, short_count
-from echelon.core.version import __version__
 from echelon.page.documents.curves import curve_sections
 from echelon.page.documents.plan import chart_from_timelines, schedule_section, subject_of_plan
 from echelon.page.documents.proof import proof_sections
@@ -51,7 +50,6 @@ def run_page(path: Path) -> PageDocument:
         good=summary.steps >= summary.total_steps,
         facts=tuple(_facts(summary, estimate, _sharing(run, plan))),
         sections=tuple(_sections(run, plan, summary, estimate)),
-        made_by=f"Echelon {__version__}",
     )
 
 
@@ -64,7 +62,6 @@ def summary_page(summary: RunSummary) -> PageDocument:
         good=summary.steps >= summary.total_steps,
         facts=tuple(_facts(summary, None)),
         sections=(_facts_section(summary),),
-        made_by=f"Echelon {__version__}",
     )
 
 
@@ -92,25 +89,25 @@ def _facts(summary: RunSummary, estimate: Estimate | None, sharing: str = "") ->
             ratio = summary.step_s / estimate.step_s
             note = f"planned {estimate.step_s:.4g} s: {ratio:.2f} times"
             note += f"; {sharing}" if sharing else ""
-        yield Fact(name="step, median", value=f"{summary.step_s:.4g} s", note=note)
+        yield Fact("step, median", f"{summary.step_s:.4g} s", note)
     if summary.tokens_per_s is not None:
-        yield Fact(name="tokens/s", value=short_count(summary.tokens_per_s), note="median")
+        yield Fact("tokens/s", short_count(summary.tokens_per_s), "median")
     if summary.peak_bytes is not None:
-        yield Fact(name="most memory of a rank", value=binary_bytes(summary.peak_bytes))
+        yield Fact("most memory of a rank", binary_bytes(summary.peak_bytes))
     if summary.last_validation is not None and summary.first_validation is not None:
         yield Fact(
-            name="validation loss",
-            value=f"{summary.last_validation:.4f}",
-            note=f"first {summary.first_validation:.4f}",
+            "validation loss",
+            f"{summary.last_validation:.4f}",
+            f"first {summary.first_validation:.4f}",
         )
     if summary.bound is not None:
         share = summary.bound.share(summary.bound.seconds[summary.bound.binds])
-        yield Fact(name="bound by", value=summary.bound.binds.value, note=f"{100 * share:.1f} %")
+        yield Fact("bound by", summary.bound.binds.value, f"{100 * share:.1f} %")
     if summary.recorded:
         there, _, which = summary.recorded.partition(": ")
-        yield Fact(name="events", value=f"{there} steps", note=which)
+        yield Fact("events", f"{there} steps", which)
     if summary.starts > 1:
-        yield Fact(name="started", value=f"{summary.starts} times")
+        yield Fact("started", f"{summary.starts} times")
 
 
 def run_facts(summary: RunSummary) -> list[tuple[str, str]]:

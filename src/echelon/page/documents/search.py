@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from echelon.core.version import __version__
 from echelon.interop.tools import tool_of_trainer
 from echelon.page.documents.plan import plan_page
+from echelon.planner.answer.answer import SizesAnswer, sizes_head, sizes_legend, sizes_table
 from echelon.planner.answer.recommend_text import (
     OTHERS_HEADER,
     answer_facts,
@@ -20,7 +20,6 @@ from echelon.planner.answer.recommend_text import (
     run_facts,
 )
 from echelon.planner.answer.search_text import plans_legend, plans_table
-from echelon.planner.answer.sizes import SizesAnswer, sizes_head, sizes_legend, sizes_table
 from echelon.planner.recommend.recommend import Recommendation
 from echelon.planner.search.search import SearchResult
 from echelon.planner.view.document import DataTable, PageDocument, Section
@@ -55,7 +54,6 @@ def sizes_page(sizes: SizesAnswer) -> PageDocument:
                 table=sizes_table(sizes.found),
             ),
         ),
-        made_by=f"Echelon {__version__}",
     )
 
 

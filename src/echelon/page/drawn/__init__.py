@@ -8,7 +8,5 @@ marks.py       the parts of drawings: boxes, words, keys; a drawing as a file or
 bars.py        bars of parts, the waterfall of a step, a grid of cells
 lines.py       lines and pipelines over an axis of round numbers
 mesh.py        ranks on nodes, and the groups of an axis
-figure.py      the drawing of a part of a page, whatever its kind
-files.py       every figure of a page into files, SVG or PNG
-static.py      a whole page as HTML without a script
+document.py    a document as HTML without a script, and its figures as files, SVG or PNG
 """

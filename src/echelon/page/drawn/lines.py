@@ -36,6 +36,8 @@ MOST = 1e300
 """What is larger than any value that is drawn, in whatever unit."""
 _SECONDS = ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns"))
 _TICKS = 6  # times that are named, but the first
+_VALUES = 5  # marks of an axis of values, about
+_STEPS = 8  # marks of an axis of steps, about
 
 
 def draw_lines(found: LinesFigure, name: str, says: str) -> Drawing:
@@ -115,13 +117,13 @@ class DrawnAxis:
         return begin + (end - begin) * (value - self.low) / (self.high - self.low)
 
 
-def value_axis(low: float, high: float, unit: str, *, count: int = 5) -> DrawnAxis:
+def value_axis(low: float, high: float, unit: str) -> DrawnAxis:
     """Return an axis that reaches from a round number to a round number around both values."""
     low, high = _apart(low, high)
     size = 1.0
     if unit == "bytes":
         size, unit = binary_unit(high)
-    step = round_step((high - low) / size / count)
+    step = round_step((high - low) / size / _VALUES)
     first, last = floor(low / size / step), ceil(high / size / step)
     marks = _marks(first * step, last * step, step, _named(step))
     return DrawnAxis(
@@ -132,10 +134,10 @@ def value_axis(low: float, high: float, unit: str, *, count: int = 5) -> DrawnAx
     )
 
 
-def step_axis(first: int, last: int, *, count: int = 8) -> DrawnAxis:
+def step_axis(first: int, last: int) -> DrawnAxis:
     """Return an axis of whole steps, which begins and ends with the first and the last."""
     low, high = (float(first), float(last)) if last > first else (first - 0.5, first + 0.5)
-    step = max(1.0, round_step((high - low) / count))
+    step = max(1.0, round_step((high - low) / _STEPS))
     return DrawnAxis(
         low=low, high=high, marks=_marks(low, high, step, lambda at: f"{at:.0f}"), unit=""
     )

@@ -162,19 +162,19 @@ def shortened(said: str, width: float, size: float = TEXT) -> str:
     return kept + ".."
 
 
-def wrapped(said: str, width: float, *, size: float = TEXT, most: int = 6) -> list[str]:
+def wrapped(said: str, width: float, *, most: int = 6) -> list[str]:
     """Return words as lines of at most `width` pixels, `most` of them; the last may be cut."""
     lines, left = [""], said.split()
     for place, word in enumerate(left):
         longer = f"{lines[-1]} {word}".strip()
-        if text_width(longer, size) <= width or not lines[-1]:
-            lines[-1] = shortened(longer, width, size)
+        if text_width(longer, TEXT) <= width or not lines[-1]:
+            lines[-1] = shortened(longer, width)
         elif len(lines) == most:
             rest = " ".join([lines[-1], *left[place : place + 40]])
-            lines[-1] = shortened(rest, width, size)
+            lines[-1] = shortened(rest, width)
             break
         else:
-            lines.append(shortened(word, width, size))
+            lines.append(shortened(word, width))
     return lines
 
 

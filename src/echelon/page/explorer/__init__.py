@@ -3,8 +3,7 @@
 
 What only the page runs, compiled, is in `web/formulas/`.
 
-controls.py      what the controls say, and names of settings that go together
-run_file.py      the run file of the controls
+controls.py      what the controls say, names of settings that go together, their run file
 broken_rules.py  which rules the controls break
 tables.py        what controls can choose among: models, clusters, kinds, as numbers
 document.py      what the page is given, and the page itself

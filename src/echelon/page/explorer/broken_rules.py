@@ -50,8 +50,7 @@ from echelon.config.rules.zero import (
 from echelon.config.view import View
 from echelon.core.cluster import Cluster, Device, Link
 from echelon.core.messages.plurals import in_singular
-from echelon.page.explorer.controls import Controls, Record
-from echelon.page.explorer.run_file import settings_of_controls
+from echelon.page.explorer.controls import Controls, Record, settings_of_controls
 
 FINDERS_OF_CONTROLS = (
     *MESH_FINDERS,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from echelon.config.cluster.settings import read_typed_cluster
@@ -12,13 +12,12 @@ from echelon.config.presets import preset_names
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.config import BAD_ARGUMENT, UNKNOWN_PRESET
 from echelon.core.rules import did_you_mean
-from echelon.core.version import __version__
 from echelon.page.explorer.broken_rules import broken_rules
 from echelon.page.explorer.controls import PLAIN, Controls
 from echelon.page.explorer.tables import explorer_tables
 from echelon.page.lessons.catalog import lesson_book
 from echelon.page.lessons.lesson import LessonBook
-from echelon.planner.view.document import SCHEMA
+from echelon.planner.view.document import SCHEMA, this_version
 
 COUNTS = (8, 64, 1024, 16384)  # devices
 DEVICES = ("a100-80gb", "h100", "h200", "b200", "mi300x")
@@ -37,7 +36,7 @@ class ExplorerDocument:
     start: dict[str, Any]
     tables: dict[str, Any]
     book: LessonBook
-    made_by: str
+    made_by: str = field(default_factory=this_version)
 
 
 def explorer_page(model: str = MODEL, cluster: str = CLUSTER) -> ExplorerDocument:
@@ -57,7 +56,6 @@ def explorer_page(model: str = MODEL, cluster: str = CLUSTER) -> ExplorerDocumen
         },
         tables=tables,
         book=lesson_book(),
-        made_by=f"Echelon {__version__}",
     )
 
 

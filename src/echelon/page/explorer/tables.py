@@ -22,8 +22,8 @@ from echelon.core.parameters import num_parameters
 from echelon.core.plan import Plan
 from echelon.core.units import decimal_bytes
 from echelon.cost.inputs.pipeline import schedule_index
-from echelon.cost.seconds.flops import multiplied_weights
 from echelon.cost.seconds.from_plan import machine_numbers_from_plan, peak_flops
+from echelon.cost.seconds.kernels import multiplied_weights
 from echelon.cost.seconds.trainers import our_constants
 from echelon.handbook.guides.situation import largest_block
 from echelon.page.explorer.controls import OPERATORS, PRECISIONS

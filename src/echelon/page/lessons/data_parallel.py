@@ -64,32 +64,26 @@ def ddp_flow() -> Lesson:
             "what four ranks recorded in two steps of a loop over a model of six weights, split by "
             "ec.parallelize"
         ),
-        scenes=(Scene(frames=_frames(run), table=_table(run)),),
+        scenes=(Scene(frames=(*_before_the_sum(run), *_from_the_sum_on(run)), table=_table(run)),),
         corrections=corrections("llm-training-13", "llm-training-14", "distributed-53"),
     )
-
-
-def _frames(run: RecordedRun) -> tuple[Frame, ...]:
-    return (*_before_the_sum(run), *_from_the_sum_on(run))
 
 
 def _before_the_sum(run: RecordedRun) -> tuple[Frame, ...]:
     first, n = run.steps[0], run.num_ranks
     each = len(first[0].samples)
     samples = Fact(
-        name="samples of a step",
-        value=str(n * each),
-        note=f"{n} ranks x {each} samples, each sample on one rank",
+        "samples of a step", str(n * each), f"{n} ranks x {each} samples, each sample on one rank"
     )
     loss = Fact(
-        name="mean of the losses",
-        value=number_text(mean_loss(run, 0)),
-        note=f"all {n * each} samples on one device: {number_text(run.alone_loss)}",
+        "mean of the losses",
+        number_text(mean_loss(run, 0)),
+        f"all {n * each} samples on one device: {number_text(run.alone_loss)}",
     )
     early = Fact(
-        name="a sum starts before backward ends",
-        value="yes" if all(one.sends_early for one in first) else "no",
-        note="it travels while the other gradients are computed",
+        "a sum starts before backward ends",
+        "yes" if all(one.sends_early for one in first) else "no",
+        "it travels while the other gradients are computed",
     )
     return (
         Frame(
@@ -108,7 +102,7 @@ def _before_the_sum(run: RecordedRun) -> tuple[Frame, ...]:
             caption="Step 3, backward: every rank has a gradient of its own samples (hatched: only "
             "a part of what is wanted). The last matrix comes first.",
             figures=(_figure(run, has="loss gradient"),),
-            facts=(Fact(name="in this order on rank 0", value=_order(run)), early),
+            facts=(Fact("in this order on rank 0", _order(run)), early),
         ),
     )
 
@@ -116,19 +110,17 @@ def _before_the_sum(run: RecordedRun) -> tuple[Frame, ...]:
 def _from_the_sum_on(run: RecordedRun) -> tuple[Frame, ...]:
     first, n, after = run.steps[0], run.num_ranks, len(run.steps) - 1
     sent = Fact(
-        name="a rank sends",
-        value=decimal_bytes(sum(first[0].sent.values())),
-        note="2 (N-1)/N of each bucket around a ring; buckets are padded to a multiple of N",
+        "a rank sends",
+        decimal_bytes(sum(first[0].sent.values())),
+        "2 (N-1)/N of each bucket around a ring; buckets are padded to a multiple of N",
     )
     equal = Fact(
-        name="weights equal on all ranks",
-        value="yes" if same_weights(run, 0) else "no",
-        note="bit for bit",
+        "weights equal on all ranks", "yes" if same_weights(run, 0) else "no", "bit for bit"
     )
     loss = Fact(
-        name="mean of the losses",
-        value=number_text(mean_loss(run, after)),
-        note=f"{number_text(mean_loss(run, 0))} a step before",
+        "mean of the losses",
+        number_text(mean_loss(run, after)),
+        f"{number_text(mean_loss(run, 0))} a step before",
     )
     return (
         Frame(
@@ -169,7 +161,7 @@ def _table(run: RecordedRun) -> DataTable:
     means = (numbers_text(run.mean(0, name), name).replace("\n", "; ") for name in NAMES)
     rows.append(("mean", "all", number_text(mean_loss(run, 0)), *means))
     head = ("rank", "samples", "loss", "gradient of W1", "gradient of W2")
-    return DataTable(head=head, rows=tuple(rows), right=(2,))
+    return DataTable.of(head, rows)
 
 
 def _figure(
@@ -220,14 +212,7 @@ def _summed(run: RecordedRun) -> DiagramFigure:
 
 
 def _tile(rank: int, name: str, label: str, kind: int, row: int) -> Tile:
-    return Tile(
-        id=f"{name} of {rank}",
-        label=label,
-        words=f"of rank {rank}",
-        kind=kind,
-        row=row,
-        columns=2,
-    )
+    return Tile(f"{name} of {rank}", label, f"of rank {rank}", kind, row=row, columns=2)
 
 
 def _matrix(
@@ -249,9 +234,9 @@ def _sums(run: RecordedRun) -> tuple[Move, ...]:
     """Return an arrow for each pair of ranks between which gradients of a matrix travelled."""
     return tuple(
         Move(
-            source=f"{_GRADIENT} {name} of {rank}",
-            target=f"{_GRADIENT} {name} of {other}",
-            words=sum_words(run, name, rank, other),
+            f"{_GRADIENT} {name} of {rank}",
+            f"{_GRADIENT} {name} of {other}",
+            sum_words(run, name, rank, other),
         )
         for name in NAMES
         for rank, one in enumerate(run.steps[0])
@@ -303,7 +288,7 @@ def _batch_frames(run: RecordedRun) -> tuple[Frame, ...]:
             caption="Each rank goes forward and backward over its own samples, and has its own "
             "gradient: four different ones.",
             figures=(_batch_figure(run, dealt=True, weights=start, shown="own"),),
-            facts=(Fact(name="gradients of W2", value=_own(run), note="a rank each, as recorded"),),
+            facts=(Fact("gradients of W2", _own(run), "a rank each, as recorded"),),
         ),
         Frame(
             caption="An all-reduce adds up the four gradients and divides by four: the mean is on "
@@ -311,14 +296,14 @@ def _batch_frames(run: RecordedRun) -> tuple[Frame, ...]:
             figures=(_batch_figure(run, dealt=True, weights=start, shown=_MEAN),),
             facts=(
                 Fact(
-                    name="equal to the whole batch on one device",
-                    value="yes" if as_on_one_device(run) else "no",
-                    note=f"W2: {_one_line(run.alone[_NAME])} there",
+                    "equal to the whole batch on one device",
+                    "yes" if as_on_one_device(run) else "no",
+                    f"W2: {_one_line(run.alone[_NAME])} there",
                 ),
                 Fact(
-                    name="7B would send",
-                    value=decimal_bytes(communication_volume(0).sent_bytes(WEIGHTS, n, 2)),
-                    note="a rank in a step: 2 (N-1)/N x 14 GB",
+                    "7B would send",
+                    decimal_bytes(communication_volume(0).sent_bytes(WEIGHTS, n, 2)),
+                    "a rank in a step: 2 (N-1)/N x 14 GB",
                 ),
             ),
         ),
@@ -328,9 +313,9 @@ def _batch_frames(run: RecordedRun) -> tuple[Frame, ...]:
             figures=(_batch_figure(run, dealt=True, weights=after, shown=""),),
             facts=(
                 Fact(
-                    name="weights equal on all ranks",
-                    value="yes" if same_weights(run, 0) else "no",
-                    note=f"W2: {_one_line(after[_NAME])}",
+                    "weights equal on all ranks",
+                    "yes" if same_weights(run, 0) else "no",
+                    f"W2: {_one_line(after[_NAME])}",
                 ),
             ),
         ),
@@ -348,9 +333,9 @@ def _memory(degree: int) -> tuple[Fact, ...]:
     parts = " + ".join(map(decimal_bytes, held))
     return (
         Fact(
-            name="7B takes on every rank",
-            value=decimal_bytes(sum(held)),
-            note=f"weights + gradients + optimizer, {parts}: nothing is shared out",
+            "7B takes on every rank",
+            decimal_bytes(sum(held)),
+            f"weights + gradients + optimizer, {parts}: nothing is shared out",
         ),
     )
 
@@ -428,11 +413,7 @@ def _batch_matrix(
 
 def _batch_sums(run: RecordedRun) -> tuple[Move, ...]:
     return tuple(
-        Move(
-            source=f"gradient of {rank}",
-            target=f"gradient of {other}",
-            words=sum_words(run, _NAME, rank, other),
-        )
+        Move(f"gradient of {rank}", f"gradient of {other}", sum_words(run, _NAME, rank, other))
         for rank, one in enumerate(run.steps[0])
         for other in sorted(set(one.messages[_NAME]))
     )

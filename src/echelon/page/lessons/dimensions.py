@@ -132,9 +132,7 @@ def _scene(degree: int) -> Scene:
     rows = [(one.name, one.what, one.when, decimal_bytes(one.sent)) for one in found]
     return Scene(
         frames=tuple(_frame(place, one, degree) for place, one in enumerate(found)),
-        table=DataTable(
-            head=("way", "sent", "when", "a rank in a step"), rows=tuple(rows), right=(3,)
-        ),
+        table=DataTable.of(("way", "sent", "when", "a rank in a step"), rows),
     )
 
 
@@ -152,12 +150,8 @@ def _frame(cut: int, way: Way, degree: int) -> Frame:
             ),
         ),
         facts=(
-            Fact(name="a rank holds", value=held[cut][0], note=held[cut][1]),
-            Fact(
-                name="a rank sends in a step",
-                value=decimal_bytes(way.sent),
-                note=f"{way.what}, {way.when}",
-            ),
+            Fact("a rank holds", held[cut][0], held[cut][1]),
+            Fact("a rank sends in a step", decimal_bytes(way.sent), f"{way.what}, {way.when}"),
         ),
     )
 
@@ -166,12 +160,6 @@ def samples_of(rank: int, degree: int) -> range:
     """Return the samples of a batch that a data rank reads: neighbours."""
     each = SAMPLES // degree
     return range(rank * each, (rank + 1) * each)
-
-
-def part_of_matrix(degree: int) -> tuple[int, int]:
-    """Return the shape [in, out] of the part of a matrix [4096, 16384] that a tensor rank holds."""
-    out, inner = mlp_weights(HIDDEN, FFN)[0].local_shape(degree)
-    return inner, out
 
 
 def _rank(cut: int, rank: int, degree: int) -> Place:
@@ -245,21 +233,17 @@ def _step_frame(step: int) -> Frame:
             DiagramFigure(kinds=_STEP_KINDS, places=_places(mesh, named=step == len(_CUTS) - 1)),
         ),
         facts=(
+            Fact("ranks", str(mesh.world_size), f"data x tensor x pipeline, {degrees}"),
             Fact(
-                name="ranks",
-                value=str(mesh.world_size),
-                note=f"data x tensor x pipeline, {degrees}",
-            ),
-            Fact(
-                name="weights on a rank",
-                value=f"{weights_of(mesh)} of {whole}",
-                note=f"{STEP_LAYERS} layers of two matrices, [{STEP_HIDDEN}, {STEP_FFN}] and "
+                "weights on a rank",
+                f"{weights_of(mesh)} of {whole}",
+                f"{STEP_LAYERS} layers of two matrices, [{STEP_HIDDEN}, {STEP_FFN}] and "
                 f"[{STEP_FFN}, {STEP_HIDDEN}]",
             ),
             Fact(
-                name="samples of a replica",
-                value=f"{STEP_SAMPLES // mesh.dp} of {STEP_SAMPLES}",
-                note="the ranks of a replica work on the same samples",
+                "samples of a replica",
+                f"{STEP_SAMPLES // mesh.dp} of {STEP_SAMPLES}",
+                "the ranks of a replica work on the same samples",
             ),
         ),
     )
@@ -280,14 +264,7 @@ def _places(mesh: Mesh, *, named: bool) -> tuple[Place, ...]:
 
 def _data(samples: range, group: str) -> Place:
     tiles = tuple(
-        Tile(
-            id=f"sample {one}",
-            label=str(one),
-            words=f"sample {one}",
-            kind=0,
-            row=at // 4,
-            column=at % 4,
-        )
+        Tile(f"sample {one}", str(one), f"sample {one}", 0, row=at // 4, column=at % 4)
         for at, one in enumerate(samples)
     )
     return Place(label="samples", note="", tiles=tiles, group=group)

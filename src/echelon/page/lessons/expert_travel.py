@@ -121,7 +121,7 @@ def _packed(record: TravelRecord) -> Frame:
             "only a few of them."
         ),
         figures=(_figure(record, places),),
-        facts=(Fact(name="experts of a rank", value=str(many)),),
+        facts=(Fact("experts of a rank", str(many)),),
     )
 
 
@@ -131,9 +131,7 @@ def _spread(record: TravelRecord) -> Frame:
     return Frame(
         caption="Each expert moves to a rank of its own, whole: no matrix is cut.",
         figures=(_figure(record, places),),
-        facts=(
-            Fact(name="experts of a rank", value="1", note=f"1/{many} of the experts' weights"),
-        ),
+        facts=(Fact("experts of a rank", "1", f"1/{many} of the experts' weights"),),
     )
 
 
@@ -145,11 +143,11 @@ def _routed(record: TravelRecord) -> Frame:
         ),
         figures=(_figure(record, _tokens(record, at_home=True)),),
         facts=(
-            Fact(name="tokens", value=str(sum(len(one["tokens"]) for one in record.ranks))),
+            Fact("tokens", str(sum(len(one["tokens"]) for one in record.ranks))),
             Fact(
-                name="tokens of each expert",
-                value=", ".join(map(str, record.loads)),
-                note="a router that is not balanced gives some experts more",
+                "tokens of each expert",
+                ", ".join(map(str, record.loads)),
+                "a router that is not balanced gives some experts more",
             ),
         ),
     )
@@ -174,11 +172,11 @@ def _computed(record: TravelRecord) -> Frame:
         caption="Each expert computes with the tokens that came to it; the fullest takes longest.",
         figures=(_figure(record, _tokens(record, at_home=False)),),
         facts=(
-            Fact(name="tokens of each expert", value=", ".join(map(str, record.loads))),
+            Fact("tokens of each expert", ", ".join(map(str, record.loads))),
             Fact(
-                name="the fullest, against the mean",
-                value=f"{most / mean:.2f}",
-                note=f"{most} of {mean:g} on average",
+                "the fullest, against the mean",
+                f"{most / mean:.2f}",
+                f"{most} of {mean:g} on average",
             ),
         ),
     )
@@ -206,19 +204,17 @@ def _travel_facts(record: TravelRecord, name: str) -> tuple[Fact, ...]:
     )
     return (
         Fact(
-            name="rows that travel",
-            value=f"{moved} of {many}",
-            note="the others meet an expert of their own rank",
+            "rows that travel", f"{moved} of {many}", "the others meet an expert of their own rank"
         ),
         Fact(
-            name="bytes sent, all ranks",
-            value=str(record.sent_bytes(name)),
-            note=f"{moved} x {record.hidden} numbers x {ELEMENT_BYTES} bytes",
+            "bytes sent, all ranks",
+            str(record.sent_bytes(name)),
+            f"{moved} x {record.hidden} numbers x {ELEMENT_BYTES} bytes",
         ),
         Fact(
-            name="there and back, if experts were even",
-            value=f"{ranks * even:g}",
-            note="2 b s d k (n-1)/n numbers of a rank, all ranks",
+            "there and back, if experts were even",
+            f"{ranks * even:g}",
+            "2 b s d k (n-1)/n numbers of a rank, all ranks",
         ),
     )
 
@@ -289,9 +285,9 @@ def _moves(record: TravelRecord, name: str, *, back: bool) -> tuple[Move, ...]:
             verb = "goes back" if back else "goes"
             found.append(
                 Move(
-                    source=f"expert {expert}" if back else f"home {token}-{expert}",
-                    target=f"token {token}-{expert}",
-                    words=f"Token {token} {verb} from rank {source} to rank {target}.",
+                    f"expert {expert}" if back else f"home {token}-{expert}",
+                    f"token {token}-{expert}",
+                    f"Token {token} {verb} from rank {source} to rank {target}.",
                 )
             )
     return tuple(found)

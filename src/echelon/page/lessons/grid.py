@@ -93,7 +93,7 @@ def _scene(mesh: Mesh) -> Scene:
                 "devices, where a rank can be chosen.",
                 figures=(_cube(mesh), mesh_figure(placed)),
                 facts=(
-                    Fact(name="ranks", value=product, note="data x tensor x pipeline"),
+                    Fact("ranks", product, "data x tensor x pipeline"),
                     *(_fact(mesh, axis, facts.get(axis)) for axis in _NAMES),
                 ),
             ),
@@ -109,13 +109,13 @@ def _cluster() -> Cluster:
 def _fact(mesh: Mesh, axis: Axis, found: AxisFact | None) -> Fact:
     name = f"{_NAMES[axis]} groups"
     if found is None:
-        return Fact(name=name, value="none", note="each rank is alone on this axis")
+        return Fact(name, "none", "each rank is alone on this axis")
     first = ", ".join(map(str, mesh.group(0, axis)))
     link = "no link" if found.link is None else found.link.name
     return Fact(
-        name=name,
-        value=f"{found.num_groups} of {found.degree}",
-        note=f"the first is {first}; {found.where}, {link}",
+        name,
+        f"{found.num_groups} of {found.degree}",
+        f"the first is {first}; {found.where}, {link}",
     )
 
 
@@ -142,14 +142,7 @@ def _replica(mesh: Mesh, dp: int) -> Place:
         for tp in range(mesh.tp):
             rank = mesh.rank({Axis.DP_REPLICATE: dp, Axis.PP: pp, Axis.TP: tp})
             tiles.append(
-                Tile(
-                    id=f"rank {rank}",
-                    label=str(rank),
-                    words=_place_text(dp, tp, pp),
-                    kind=pp,
-                    row=pp,
-                    column=tp,
-                )
+                Tile(f"rank {rank}", str(rank), _place_text(dp, tp, pp), pp, row=pp, column=tp)
             )
     return Place(label=f"replica {dp}", note="", tiles=tuple(tiles))
 
@@ -196,7 +189,7 @@ def _links_scene(mesh: Mesh, cluster: Cluster) -> Scene:
         "ranks, each with its columns of each matrix.",
         figures=(_figure(mesh, cluster, None),),
         facts=tuple(
-            Fact(name=f"rank {rank}", value=coordinates_text(mesh, rank))
+            Fact(f"rank {rank}", coordinates_text(mesh, rank))
             for rank in (4, 8, mesh.world_size - 1)
         ),
     )
@@ -237,13 +230,9 @@ def _groups_text(mesh: Mesh, axis: Axis) -> str:
 
 def _link_facts(mesh: Mesh, axis: Axis, fact: AxisFact) -> tuple[Fact, ...]:
     return (
-        Fact(
-            name="groups",
-            value=f"{fact.num_groups} of {fact.degree} ranks",
-            note=_groups_text(mesh, axis),
-        ),
-        Fact(name="link", value=_speed(fact), note="each way, of one device"),
-        Fact(name="groups that cross nodes", value=f"{fact.num_across} of {fact.num_groups}"),
+        Fact("groups", f"{fact.num_groups} of {fact.degree} ranks", _groups_text(mesh, axis)),
+        Fact("link", _speed(fact), "each way, of one device"),
+        Fact("groups that cross nodes", f"{fact.num_across} of {fact.num_groups}"),
     )
 
 
@@ -253,11 +242,7 @@ def _figure(mesh: Mesh, cluster: Cluster, axis: Axis | None) -> DiagramFigure:
     places = tuple(_block(mesh, cluster, first) for first in blocks)
     pairs = () if axis is None else mesh.groups(axis)
     moves = tuple(
-        Move(
-            source=f"rank {one}",
-            target=f"rank {other}",
-            words=f"rank {one} and rank {other}",
-        )
+        Move(f"rank {one}", f"rank {other}", f"rank {one} and rank {other}")
         for group in pairs
         for one, other in pairwise(group)
     )

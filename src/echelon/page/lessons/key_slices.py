@@ -116,11 +116,11 @@ def _whole(key_heads: int) -> Frame:
         ),
         facts=(
             Fact(
-                name="keys and values",
-                value=binary_bytes(whole),
-                note=f"2 x {POSITIONS:,} x {HIDDEN * key_heads // HEADS:,} x {LAYERS} x 2 bytes",
+                "keys and values",
+                binary_bytes(whole),
+                f"2 x {POSITIONS:,} x {HIDDEN * key_heads // HEADS:,} x {LAYERS} x 2 bytes",
             ),
-            Fact(name="of one layer", value=binary_bytes(held(1, key_heads, layers=1))),
+            Fact("of one layer", binary_bytes(held(1, key_heads, layers=1))),
         ),
     )
 
@@ -143,7 +143,7 @@ def _by_layers(ranks: int, key_heads: int) -> Frame:
             "sequence makes every part longer."
         ),
         figures=(_figure(_ranks(ranks), (Place(label="by layers", note=_AXES, tiles=tiles),)),),
-        facts=(Fact(name="a pipeline rank holds", value=binary_bytes(held(ranks, key_heads))),),
+        facts=(Fact("a pipeline rank holds", binary_bytes(held(ranks, key_heads))),),
     )
 
 
@@ -166,8 +166,8 @@ def _by_positions(ranks: int, key_heads: int) -> Frame:
         ),
         figures=(_figure(_ranks(ranks), (Place(label="by positions", note=_AXES, tiles=tiles),)),),
         facts=(
-            Fact(name="positions of a rank", value=f"{POSITIONS // ranks:,}"),
-            Fact(name="a context rank holds", value=binary_bytes(held(ranks, key_heads))),
+            Fact("positions of a rank", f"{POSITIONS // ranks:,}"),
+            Fact("a context rank holds", binary_bytes(held(ranks, key_heads))),
         ),
     )
 
@@ -192,9 +192,9 @@ def _exchange(ranks: int, key_heads: int) -> Frame:
     )
     moves = tuple(
         Move(
-            source=f"slice {(rank + 1) % ranks}",
-            target=f"visit {rank}",
-            words=f"Rank {(rank + 1) % ranks} sends its keys of one layer to rank {rank}.",
+            f"slice {(rank + 1) % ranks}",
+            f"visit {rank}",
+            f"Rank {(rank + 1) % ranks} sends its keys of one layer to rank {rank}.",
         )
         for rank in range(ranks)
     )
@@ -207,11 +207,11 @@ def _exchange(ranks: int, key_heads: int) -> Frame:
         figures=(_figure(_ranks(ranks), places, moves),),
         facts=(
             Fact(
-                name="one layer of a slice",
-                value=binary_bytes(layer),
-                note=f"{binary_bytes(held(1, key_heads, layers=1))} / {ranks}",
+                "one layer of a slice",
+                binary_bytes(layer),
+                f"{binary_bytes(held(1, key_heads, layers=1))} / {ranks}",
             ),
-            Fact(name="rotations in each layer", value=str(ranks - 1)),
+            Fact("rotations in each layer", str(ranks - 1)),
         ),
     )
 
@@ -232,14 +232,14 @@ def _per_rank(ranks: int, key_heads: int) -> Frame:
         ),
         facts=(
             Fact(
-                name="a rank, all layers",
-                value=binary_bytes(held(ranks, key_heads)),
-                note=f"{whole:g} GiB / {ranks}",
+                "a rank, all layers",
+                binary_bytes(held(ranks, key_heads)),
+                f"{whole:g} GiB / {ranks}",
             ),
             Fact(
-                name="a rank, one layer",
-                value=binary_bytes(held(ranks, key_heads, layers=1)),
-                note=f"{binary_bytes(held(1, key_heads, layers=1))} / {ranks}",
+                "a rank, one layer",
+                binary_bytes(held(ranks, key_heads, layers=1)),
+                f"{binary_bytes(held(1, key_heads, layers=1))} / {ranks}",
             ),
         ),
     )
@@ -260,16 +260,7 @@ def _bar(ranks: int, key_heads: int, limit: float) -> BarRow:
 
 def _slice(name: str, label: str, words: str, kind: int, box: tuple[int, int, int, int]) -> Tile:
     row, column, rows, columns = box
-    return Tile(
-        id=name,
-        label=label,
-        words=words,
-        kind=kind,
-        row=row,
-        column=column,
-        rows=rows,
-        columns=columns,
-    )
+    return Tile(name, label, words, kind, row=row, column=column, rows=rows, columns=columns)
 
 
 def _figure(

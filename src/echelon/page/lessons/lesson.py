@@ -8,7 +8,7 @@ from the formulas, schedules and records of the engine: the page computes nothin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import product
 from math import prod
 from typing import Literal, TypeAlias
@@ -26,7 +26,7 @@ from echelon.planner.view.document import (
 TileState: TypeAlias = Literal["whole", "part", "gone"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Tile:
     """Hold something that a place has: a block of a matrix, a chunk, a layer, a token.
 
@@ -44,6 +44,7 @@ class Tile:
     """What it is in words, for who points at it or hears it."""
     kind: int
     """Which of the figure's kinds."""
+    _: KW_ONLY
     state: TileState = "whole"
     """Whether it is complete."""
     row: int = 0
@@ -68,7 +69,7 @@ class Place:
     group: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Move:
     """Hold an arrow from a tile to another, by their ids, with what is said of it."""
 

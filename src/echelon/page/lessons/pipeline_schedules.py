@@ -98,17 +98,10 @@ def _frame(run: SlotRun, reached: int) -> Frame:
         caption=f"{_LOOKS[run.builder.name]} {said}",
         figures=(gantt(run, reached), _holding(run, reached)),
         facts=(
-            Fact(name="slots so far", value=f"{reached} of {run.span}"),
-            Fact(name="forward passes done", value=f"{forward} of {RANKS * MICROBATCHES}"),
-            Fact(
-                name="backward passes done",
-                value=f"{len(done) - forward} of {RANKS * MICROBATCHES}",
-            ),
-            Fact(
-                name="idle slots so far",
-                value=str(idle),
-                note=f"of {RANKS} x {reached} = {RANKS * reached}",
-            ),
+            Fact("slots so far", f"{reached} of {run.span}"),
+            Fact("forward passes done", f"{forward} of {RANKS * MICROBATCHES}"),
+            Fact("backward passes done", f"{len(done) - forward} of {RANKS * MICROBATCHES}"),
+            Fact("idle slots so far", str(idle), f"of {RANKS} x {reached} = {RANKS * reached}"),
         ),
     )
 
@@ -283,7 +276,7 @@ def _scene(name: str, ranks: int, microbatches: int) -> Scene:
         frame = Frame(
             caption=f"{NAMES[name]} is refused here: {refused[0].message}.",
             figures=(),
-            facts=(Fact(name="rule", value=refused[0].rule),),
+            facts=(Fact("rule", refused[0].rule),),
         )
     else:
         frame = _compared_frame(slot_run(name, ranks, microbatches, 1))
@@ -302,30 +295,24 @@ def _compared_frame(run: SlotRun) -> Frame:
         ),
         figures=(gantt(run),),
         facts=(
+            Fact("slots of the step", str(run.span), f"{longer:g} where a backward pass takes two"),
             Fact(
-                name="slots of the step",
-                value=str(run.span),
-                note=f"{longer:g} where a backward pass takes two",
+                "efficiency", _percent(1 - simulation.bubble_fraction), "busy slots over all slots"
             ),
             Fact(
-                name="efficiency",
-                value=_percent(1 - simulation.bubble_fraction),
-                note="busy slots over all slots",
+                "bubble, of the step",
+                _percent(simulation.bubble_fraction),
+                f"idle over all: (p-1)/(m+p-1) = {p - 1}/{m + p - 1}",
             ),
             Fact(
-                name="bubble, of the step",
-                value=_percent(simulation.bubble_fraction),
-                note=f"idle over all: (p-1)/(m+p-1) = {p - 1}/{m + p - 1}",
+                "bubble, of the work",
+                _percent(simulation.bubble_overhead),
+                f"idle over busy: (p-1)/m = {p - 1}/{m}",
             ),
             Fact(
-                name="bubble, of the work",
-                value=_percent(simulation.bubble_overhead),
-                note=f"idle over busy: (p-1)/m = {p - 1}/{m}",
-            ),
-            Fact(
-                name="microbatches held, rank by rank",
-                value=", ".join(map(str, held)),
-                note="the most whose activations a rank keeps at once",
+                "microbatches held, rank by rank",
+                ", ".join(map(str, held)),
+                "the most whose activations a rank keeps at once",
             ),
         ),
     )

@@ -64,13 +64,12 @@ def _scene(plan: Plan) -> Scene:
     parts = [rank_part(plan, rank) for rank in range(plan.mesh.pp)]
     weights = [sum(spec.numel for spec in held_parameters(plan, part)) for part in parts]
     whole = num_parameters(plan.model)
-    table = DataTable(
-        head=("rank", "blocks", "weights", "share"),
-        rows=tuple(
+    table = DataTable.of(
+        ("rank", "blocks", "weights", "share"),
+        [
             (str(part.pp_rank), _blocks(part), short_count(count), f"{100 * count / whole:.2f} %")
             for part, count in zip(parts, weights, strict=True)
-        ),
-        right=(2, 3),
+        ],
     )
     return Scene(frames=(_uncut(plan), _cut(plan, parts, weights)), table=table)
 
@@ -89,7 +88,7 @@ def _uncut(plan: Plan) -> Frame:
             "goes through all of them in turn."
         ),
         figures=(DiagramFigure(kinds=_KINDS, places=(place,)),),
-        facts=(Fact(name="weights of one device", value=short_count(whole)),),
+        facts=(Fact("weights of one device", short_count(whole)),),
     )
 
 
@@ -105,12 +104,10 @@ def _cut(plan: Plan, parts: list[RankPart], weights: list[int]) -> Frame:
     )
     moves = tuple(
         Move(
-            source=f"block {one.blocks[-1]}",
-            target=f"block {next_one.blocks[0]}",
-            words=(
-                f"Rank {one.pp_rank} sends activations of each microbatch to rank "
-                f"{next_one.pp_rank}, and gets their gradients back."
-            ),
+            f"block {one.blocks[-1]}",
+            f"block {next_one.blocks[0]}",
+            f"Rank {one.pp_rank} sends activations of each microbatch to rank "
+            f"{next_one.pp_rank}, and gets their gradients back.",
         )
         for one, next_one in pairwise(parts)
     )
@@ -124,15 +121,15 @@ def _cut(plan: Plan, parts: list[RankPart], weights: list[int]) -> Frame:
         figures=(DiagramFigure(kinds=_KINDS, places=places, moves=moves),),
         facts=(
             Fact(
-                name="weights of the fullest rank",
-                value=short_count(max(weights)),
-                note=f"{100 * max(weights) / whole:.2f} % of {short_count(whole)}",
+                "weights of the fullest rank",
+                short_count(max(weights)),
+                f"{100 * max(weights) / whole:.2f} % of {short_count(whole)}",
             ),
-            Fact(name="messages of a microbatch, forward", value=str(ranks - 1)),
+            Fact("messages of a microbatch, forward", str(ranks - 1)),
             Fact(
-                name="rank 0 sends in a step",
-                value=decimal_bytes(boundary),
-                note=f"{plan.num_microbatches} microbatches",
+                "rank 0 sends in a step",
+                decimal_bytes(boundary),
+                f"{plan.num_microbatches} microbatches",
             ),
         ),
     )
@@ -156,7 +153,7 @@ def _tiles(
     ]
     ends = (("embedding", "embedding", 1, 0, first), ("head", "head", 2, 1 + rows, last))
     tiles += [
-        Tile(id=name, label=label, words=name, kind=kind, row=row, columns=columns)
+        Tile(name, label, name, kind, row=row, columns=columns)
         for name, label, kind, row, there in ends
         if there
     ]

@@ -13,6 +13,7 @@ from echelon.page.lessons.traces import read_trace
 Numbers = tuple[float, ...]
 WEIGHTS = {"hidden.weight": (2, 2), "output.weight": (1, 2)}
 """The shape of each matrix [out, in]."""
+TOLERANCE = 1e-12  # of a gradient
 NAMES = {"hidden.weight": "W1", "output.weight": "W2"}
 """What they are called in lessons."""
 
@@ -144,10 +145,10 @@ def same_weights(run: RecordedRun, step: int) -> bool:
     return all(one.weights == run.steps[step][0].weights for one in run.steps[step])
 
 
-def as_on_one_device(run: RecordedRun, tolerance: float = 1e-12) -> bool:
+def as_on_one_device(run: RecordedRun) -> bool:
     """Return whether the mean gradient of the first step is that of all its samples at once."""
     return all(
-        abs(ours - theirs) <= tolerance
+        abs(ours - theirs) <= TOLERANCE
         for name, alone in run.alone.items()
         for ours, theirs in zip(run.mean(0, name), alone, strict=True)
     )

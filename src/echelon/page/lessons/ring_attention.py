@@ -159,23 +159,18 @@ def _step(record: RingRecord, step: int) -> Frame:
         figures=(_places(record, step), _grid(record, step)),
         facts=(
             Fact(
-                name="blocks that have met",
-                value=f"{met} of {total}",
-                note="queries of a rank with keys of a rank",
+                "blocks that have met", f"{met} of {total}", "queries of a rank with keys of a rank"
+            ),
+            Fact("pairs of positions computed", f"{pairs} of {sum(record.work())}"),
+            Fact(
+                "blocks of keys on a rank",
+                str(1 + (step > 0) + bool(next_keys)),
+                "its own" + ", one visiting" * (step > 0) + ", one arriving" * bool(next_keys),
             ),
             Fact(
-                name="pairs of positions computed",
-                value=f"{pairs} of {sum(record.work())}",
-            ),
-            Fact(
-                name="blocks of keys on a rank",
-                value=str(1 + (step > 0) + bool(next_keys)),
-                note="its own" + ", one visiting" * (step > 0) + ", one arriving" * bool(next_keys),
-            ),
-            Fact(
-                name="bytes sent so far, all ranks",
-                value=str(sum(one[3] for n in range(step + 1) for one in record.messages(n))),
-                note=f"{ranks} ranks, 16 positions, one head of 4 numbers in fp64",
+                "bytes sent so far, all ranks",
+                str(sum(one[3] for n in range(step + 1) for one in record.messages(n))),
+                f"{ranks} ranks, 16 positions, one head of 4 numbers in fp64",
             ),
         ),
     )
@@ -207,12 +202,10 @@ def _places(record: RingRecord, step: int) -> DiagramFigure:
         places.append(Place(label=f"rank {rank}", note="", tiles=tuple(tiles)))
     moves = tuple(
         Move(
-            source=f"visit{record.owner(sent)}" if step else f"own{source}",
-            target=f"in{target}",
-            words=(
-                f"Rank {source} sends keys and values of positions {positions_text(sent)} to rank "
-                f"{target}: {size} bytes."
-            ),
+            f"visit{record.owner(sent)}" if step else f"own{source}",
+            f"in{target}",
+            f"Rank {source} sends keys and values of positions {positions_text(sent)} to rank "
+            f"{target}: {size} bytes.",
         )
         for source, target, sent, size in record.messages(step + 1)
         if step == 0 or source in visiting
@@ -273,17 +266,13 @@ def _end(record: RingRecord, causal: bool, positions: int) -> Frame:
         ),
         figures=(_capacity(ranks), _grid(record, record.steps - 1)),
         facts=(
+            Fact("pairs computed, rank by rank", ", ".join(map(str, work)), "as recorded"),
             Fact(
-                name="pairs computed, rank by rank",
-                value=", ".join(map(str, work)),
-                note="as recorded",
+                "with chunks in a row they would be",
+                ", ".join(map(str, contiguous)),
+                "positions 0 to 3 on rank 0, and so on",
             ),
-            Fact(
-                name="with chunks in a row they would be",
-                value=", ".join(map(str, contiguous)),
-                note="positions 0 to 3 on rank 0, and so on",
-            ),
-            Fact(name="rotations", value=str(record.steps - 1)),
+            Fact("rotations", str(record.steps - 1)),
         ),
     )
 

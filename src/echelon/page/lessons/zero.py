@@ -103,9 +103,9 @@ def zero_breakdown() -> Lesson:
     )
 
 
-def held_by_kind(weights: float, stage: ZeroStage, ranks: int = RANKS) -> tuple[float, ...]:
+def held_by_kind(weights: float, stage: ZeroStage) -> tuple[float, ...]:
     """Return the bytes of a rank by the kinds of `KINDS`."""
-    held = model_states(weights, stage, ranks)
+    held = model_states(weights, stage, RANKS)
     share = held.optimizer / MIXED_PRECISION.optimizer
     moment = MIXED_PRECISION.moments / 2
     parts = share * MIXED_PRECISION.master, share * moment, share * moment
@@ -140,19 +140,12 @@ def _frame(weights: float, stage: ZeroStage, shown: tuple[str, ...]) -> Frame:
         if kind in shown
     ]
     facts = [
-        Fact(
-            name="a rank holds",
-            value=_bytes(weights, held.total),
-            note=f"{states_formula(stage)}, N = {RANKS}",
-        ),
-        Fact(
-            name="against stage 0",
-            value=f"{memory_saving(stage, RANKS):.2f} times less",
-        ),
+        Fact("a rank holds", _bytes(weights, held.total), f"{states_formula(stage)}, N = {RANKS}"),
+        Fact("against stage 0", f"{memory_saving(stage, RANKS):.2f} times less"),
     ]
     if shown != KINDS:
         share = sum(seen) / held.total
-        facts.append(Fact(name="highlighted", value=_bytes(weights, sum(seen)), note=_share(share)))
+        facts.append(Fact("highlighted", _bytes(weights, sum(seen)), _share(share)))
     return Frame(
         caption=_CUT[stage],
         figures=(
@@ -259,11 +252,11 @@ def _stage_frame(weights: float, ranks: int, stage: ZeroStage) -> Frame:
             ),
         ),
         facts=(
-            Fact(name="a rank holds", value=decimal_bytes(total), note=states_formula(stage)),
+            Fact("a rank holds", decimal_bytes(total), states_formula(stage)),
             Fact(
-                name="a rank sends in a step",
-                value=decimal_bytes(sent),
-                note=f"{communication_volume(stage).multiples} (N-1)/N psi, 2 bytes a weight",
+                "a rank sends in a step",
+                decimal_bytes(sent),
+                f"{communication_volume(stage).multiples} (N-1)/N psi, 2 bytes a weight",
             ),
         ),
     )
@@ -320,11 +313,7 @@ def _sharding_scene(ranks: int) -> Scene:
     )
     return Scene(
         frames=(_copied(ranks), _sharded(ranks), _gathered(ranks), _freed(ranks)),
-        table=DataTable(
-            head=("", "a rank stores", "all ranks store", "of the model"),
-            rows=rows,
-            right=(1, 2, 3),
-        ),
+        table=DataTable.of(("", "a rank stores", "all ranks store", "of the model"), rows),
     )
 
 
@@ -339,15 +328,9 @@ def _copied(ranks: int) -> Frame:
         figures=(_figure(ranks, sharded=False),),
         facts=(
             Fact(
-                name="all ranks store",
-                value=short_count(stored),
-                note=f"{ranks} x {short_count(SHARDING_WEIGHTS)}",
+                "all ranks store", short_count(stored), f"{ranks} x {short_count(SHARDING_WEIGHTS)}"
             ),
-            Fact(
-                name="stored again",
-                value=short_count(again),
-                note=f"{again / SHARDING_WEIGHTS:g} x the model",
-            ),
+            Fact("stored again", short_count(again), f"{again / SHARDING_WEIGHTS:g} x the model"),
         ),
     )
 
@@ -360,12 +343,8 @@ def _sharded(ranks: int) -> Frame:
         ),
         figures=(_figure(ranks, sharded=True),),
         facts=(
-            Fact(
-                name="all ranks store",
-                value=short_count(ranks * each),
-                note=f"{ranks} x {short_count(each)}",
-            ),
-            Fact(name="stored again", value=short_count(ranks * each - SHARDING_WEIGHTS)),
+            Fact("all ranks store", short_count(ranks * each), f"{ranks} x {short_count(each)}"),
+            Fact("stored again", short_count(ranks * each - SHARDING_WEIGHTS)),
         ),
     )
 
@@ -380,15 +359,11 @@ def _gathered(ranks: int) -> Frame:
         ),
         figures=(_figure(ranks, sharded=True, gathered=True),),
         facts=(
+            Fact("one layer, whole", short_count(layer), f"1/{LAYERS} of the model"),
             Fact(
-                name="one layer, whole",
-                value=short_count(layer),
-                note=f"1/{LAYERS} of the model",
-            ),
-            Fact(
-                name="a rank has in memory",
-                value=short_count(each + layer),
-                note=f"its shard of {short_count(each)}, and the layer",
+                "a rank has in memory",
+                short_count(each + layer),
+                f"its shard of {short_count(each)}, and the layer",
             ),
         ),
     )
@@ -402,7 +377,7 @@ def _freed(ranks: int) -> Frame:
             "Backward gathers each layer once more."
         ),
         figures=(_figure(ranks, sharded=True),),
-        facts=(Fact(name="a rank has in memory", value=short_count(each)),),
+        facts=(Fact("a rank has in memory", short_count(each)),),
     )
 
 

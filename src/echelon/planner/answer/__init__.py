@@ -9,6 +9,5 @@ Files import only files above them in this list.
     search_text.py     the plans of a search as a table and as text
     search_json.py     the plans, which one to run, and why, as JSON
     why_text.py        why this plan, what would change it, and a search in which nothing fits
-    answer.py          what `ec.plan` returns: plans with their numbers, also as rows of a table
-    sizes.py           what it returns without a cluster: four of them
+    answer.py          what `ec.plan` returns: plans with their numbers; four without a cluster
 """

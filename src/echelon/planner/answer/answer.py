@@ -2,27 +2,37 @@
 """What `ec.plan` returns of a model on a cluster: the plan to run, and all that is known of it.
 
 Everything is read from one record, the `Recommendation` that a search ends with: the page, the JSON
-of `echelon plan --json`, the page of a notebook and the table are views of it.
+of `echelon plan --json`, the page of a notebook and the table are views of it. Of a model alone, on
+a machine without a GPU that is known, there are four sizes, each a whole `PlanAnswer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING, Any, cast
 
 from echelon.core.notebook import NOTEBOOK_VIEWS
 from echelon.core.optional import optional_package
+from echelon.core.parameters import parameters_text
 from echelon.core.plan import Plan
 from echelon.core.units import gib
+from echelon.planner.answer.legend import plan_cells, plan_numbers, sign_texts, words_text
 from echelon.planner.answer.recommend_text import (
     percent_of_fit,
     plan_words,
     reasons,
     recommendation_text,
 )
-from echelon.planner.answer.search_json import choices_json, found_json
+from echelon.planner.answer.search_json import (
+    answer_json,
+    choices_json,
+    found_json,
+    recommendation_json,
+)
+from echelon.planner.answer.search_text import HEADER
 from echelon.planner.predict.bands import (
     BandedTerms,
     BandedValue,
@@ -39,6 +49,8 @@ from echelon.planner.predict.bands import (
 from echelon.planner.recommend.recommend import Recommendation
 from echelon.planner.search.ranked import RankedPlan
 from echelon.planner.search.request import SearchRequest
+from echelon.planner.view.document import DataTable
+from echelon.planner.view.text_layout import WIDTH, data_text, fill_text
 
 if TYPE_CHECKING:
     from pandas import DataFrame  # pyright: ignore # an optional package
@@ -47,8 +59,95 @@ if TYPE_CHECKING:
 RowValue = int | float | str | bool
 
 
+class PlanNumbers(ABC):
+    """What a plan of an answer takes. A number with a band has `value`, `low` and `high`."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def _plan_meant(self) -> EstimatedPlan: ...
+
+    @property
+    def plan(self) -> Plan:
+        """Return the Plan: what `ec.prove`, `ec.train`, `ec.compare` and `ec.export` take."""
+        found = self._plan_meant.ranked.plan
+        assert found is not None, "what is shown of an answer has become a Plan"
+        return found
+
+    @property
+    def devices(self) -> int:
+        """Return how many devices it takes."""
+        return self._plan_meant.ranked.candidate.devices
+
+    @property
+    def idle_devices(self) -> int:
+        """Return how many devices of the cluster it leaves idle."""
+        return self._plan_meant.request.cluster.num_devices - self.devices
+
+    @property
+    def step_s(self) -> BandedValue:
+        """Return the seconds of a step."""
+        return step_band(self._plan_meant.ranked.estimate)
+
+    @property
+    def seconds(self) -> BandedTerms:
+        """Return the seconds of a step by term; their values add up to `step_s.value`."""
+        return step_term_bands(self._plan_meant.ranked.estimate)
+
+    @property
+    def held_bytes(self) -> BandedValue:
+        """Return the bytes that the fullest rank holds at its peak, as its driver shows them."""
+        return held_bytes_band(self._plan_meant.ranked.estimate)
+
+    @property
+    def allocated_bytes(self) -> float:
+        """Return what tensors have of them (`torch.cuda.max_memory_allocated`)."""
+        return self._plan_meant.ranked.estimate.allocated_bytes
+
+    @property
+    def reserved_bytes(self) -> float:
+        """Return what an allocator has reserved of them (`torch.cuda.max_memory_reserved`)."""
+        return self._plan_meant.ranked.estimate.reserved_bytes
+
+    @property
+    def bytes(self) -> BandedTerms:
+        """Return the bytes of the fullest rank by term; their values add up to `held_bytes.value`.
+
+        What is counted, and not estimated, has a band without width.
+        """
+        return byte_term_bands(self._plan_meant.ranked.estimate)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the memory of a device."""
+        return int(self._plan_meant.request.memory_bytes)
+
+    @property
+    def tokens_per_s_per_device(self) -> BandedValue:
+        """Return the tokens of a device in a second."""
+        return tokens_per_s_band(self._plan_meant.ranked.estimate)
+
+    @property
+    def mfu(self) -> BandedValue:
+        """Return the share of the devices' peak that the model's own FLOPs are, 0 to 1."""
+        return mfu_band(self._plan_meant.ranked.estimate)
+
+    @property
+    def price_of_a_million_tokens(self) -> BandedValue | None:
+        """Return what a million tokens cost, in the currency of `price`; None without a price."""
+        one = self._plan_meant
+        price = one.request.price
+        return None if price is None else price_band(one.ranked.estimate, price)
+
+    @property
+    def nearest_run_was(self) -> tuple[str, ...]:
+        """Return what the nearest measured run was, where it is far: `on A100`; else nothing."""
+        return band_evidence(self._plan_meant.ranked.estimate.inputs).differences
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class PlanAnswer:
+class PlanAnswer(PlanNumbers):
     """Hold the plan to run of a model on a cluster, what it takes, and what else there is.
 
     `print` shows it as text, a notebook as a page with figures. It can be given wherever a plan is
@@ -63,9 +162,13 @@ class PlanAnswer:
 
     @property
     def recommended(self) -> EstimatedPlan:
-        """Return the plan to run, with what it takes."""
+        """Return the plan to run; the numbers of an answer are those of it."""
         first = self.found.first
         return self._estimated(first.ranked, ("recommended",), first.fits)
+
+    @property
+    def _plan_meant(self) -> EstimatedPlan:
+        return self.recommended
 
     @property
     def alternatives(self) -> tuple[EstimatedPlan, ...]:
@@ -80,54 +183,6 @@ class PlanAnswer:
         return tuple(self._all())
 
     @property
-    def plan(self) -> Plan:
-        """Return the recommended Plan."""
-        return self.recommended.plan
-
-    @property
-    def step_s(self) -> BandedValue:
-        """Return the seconds of a step of the recommended plan."""
-        return self.recommended.step_s
-
-    @property
-    def seconds(self) -> BandedTerms:
-        """Return the seconds of a step by term; their values add up to `step_s.value`."""
-        return self.recommended.seconds
-
-    @property
-    def held_bytes(self) -> BandedValue:
-        """Return the bytes that the fullest rank of the recommended plan holds at its peak."""
-        return self.recommended.held_bytes
-
-    @property
-    def bytes(self) -> BandedTerms:
-        """Return the bytes of the fullest rank by term; their values add up to `held_bytes.value`.
-
-        What is counted, and not estimated, has a band without width.
-        """
-        return self.recommended.bytes
-
-    @property
-    def memory_bytes(self) -> int:
-        """Return the memory of a device."""
-        return self.recommended.memory_bytes
-
-    @property
-    def tokens_per_s_per_device(self) -> BandedValue:
-        """Return the tokens of a device in a second."""
-        return self.recommended.tokens_per_s_per_device
-
-    @property
-    def mfu(self) -> BandedValue:
-        """Return the share of the devices' peak that the model's own FLOPs are, 0 to 1."""
-        return self.recommended.mfu
-
-    @property
-    def price_of_a_million_tokens(self) -> BandedValue | None:
-        """Return what a million tokens cost, in the currency of `price`; None without a price."""
-        return self.recommended.price_of_a_million_tokens
-
-    @property
     def fits(self) -> float:
         """Return the probability that the recommended plan fits into memory, 0 to 1."""
         return self.found.first.fits
@@ -136,19 +191,6 @@ class PlanAnswer:
     def sure(self) -> bool:
         """Return whether it fits with the probability that is wanted of a recommended plan."""
         return self.found.sure
-
-    @property
-    def nearest_run_was(self) -> tuple[str, ...]:
-        """Return what the nearest measured run was, where it is far: `on A100`; else nothing.
-
-        Seconds were fitted to measured runs, and are as good as the runs near to a plan.
-        """
-        return self.recommended.nearest_run_was
-
-    @property
-    def idle_devices(self) -> int:
-        """Return how many devices of the cluster the recommended plan leaves idle."""
-        return self.recommended.idle_devices
 
     @property
     def longest_sequence(self) -> int | None:
@@ -212,7 +254,7 @@ class PlanAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class EstimatedPlan:
+class EstimatedPlan(PlanNumbers):
     """Hold a plan of an answer, with what it takes.
 
     `str` says how it is split; `fits` is the probability that its fullest rank fits into the memory
@@ -227,79 +269,8 @@ class EstimatedPlan:
     fits: float
 
     @property
-    def plan(self) -> Plan:
-        """Return the Plan: what `ec.prove`, `ec.train`, `ec.compare` and `ec.export` take."""
-        assert self.ranked.plan is not None, "what is shown of an answer has become a Plan"
-        return self.ranked.plan
-
-    @property
-    def devices(self) -> int:
-        """Return how many devices it takes."""
-        return self.ranked.candidate.devices
-
-    @property
-    def idle_devices(self) -> int:
-        """Return how many devices of the cluster it leaves idle."""
-        return self.request.cluster.num_devices - self.devices
-
-    @property
-    def step_s(self) -> BandedValue:
-        """Return the seconds of a step."""
-        return step_band(self.ranked.estimate)
-
-    @property
-    def seconds(self) -> BandedTerms:
-        """Return the seconds of a step by term; their values add up to `step_s.value`."""
-        return step_term_bands(self.ranked.estimate)
-
-    @property
-    def held_bytes(self) -> BandedValue:
-        """Return the bytes that the fullest rank holds at its peak, as its driver shows them."""
-        return held_bytes_band(self.ranked.estimate)
-
-    @property
-    def allocated_bytes(self) -> float:
-        """Return what tensors have of them (`torch.cuda.max_memory_allocated`)."""
-        return self.ranked.estimate.allocated_bytes
-
-    @property
-    def reserved_bytes(self) -> float:
-        """Return what an allocator has reserved of them (`torch.cuda.max_memory_reserved`)."""
-        return self.ranked.estimate.reserved_bytes
-
-    @property
-    def bytes(self) -> BandedTerms:
-        """Return the bytes of the fullest rank by term; their values add up to `held_bytes.value`.
-
-        What is counted, and not estimated, has a band without width.
-        """
-        return byte_term_bands(self.ranked.estimate)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Return the memory of a device."""
-        return int(self.request.memory_bytes)
-
-    @property
-    def tokens_per_s_per_device(self) -> BandedValue:
-        """Return the tokens of a device in a second."""
-        return tokens_per_s_band(self.ranked.estimate)
-
-    @property
-    def mfu(self) -> BandedValue:
-        """Return the share of the devices' peak that the model's own FLOPs are, 0 to 1."""
-        return mfu_band(self.ranked.estimate)
-
-    @property
-    def price_of_a_million_tokens(self) -> BandedValue | None:
-        """Return what a million tokens cost, in the currency of `price`; None without a price."""
-        price = self.request.price
-        return None if price is None else price_band(self.ranked.estimate, price)
-
-    @property
-    def nearest_run_was(self) -> tuple[str, ...]:
-        """Return what the nearest measured run was, where it is far: `on A100`; else nothing."""
-        return band_evidence(self.ranked.estimate.inputs).differences
+    def _plan_meant(self) -> EstimatedPlan:
+        return self
 
     def __str__(self) -> str:
         """Return how the plan is split, as ``pp4 dp2 tp8s, ZeRO 1, 1f1b, microbatches of 1``."""
@@ -352,3 +323,143 @@ def _banded(name: str, amount: BandedValue | None) -> dict[str, RowValue]:
     if amount is None:
         return dict.fromkeys((name, f"{name}_low", f"{name}_high"), nan)
     return {name: amount.value, f"{name}_low": amount.low, f"{name}_high": amount.high}
+
+
+_COLUMNS = (
+    "tok/s: of a device. MFU: with full attention. GiB: of the fullest rank. mb: sequences of a "
+    "microbatch. rec: what runs forward again."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class SizesAnswer:
+    """Hold what to run of a model on each of four clusters, where nobody named one.
+
+    `sizes["8xh100"]` is the PlanAnswer of one; `print` and a notebook show all of them as a table.
+    It stands for no plan: which of them is meant is for you to say.
+    """
+
+    found: tuple[Recommendation, ...]
+    """What the searches ended with, the smallest cluster first."""
+    unknown_gpus: str = ""
+    """GPUs of this machine that the catalogue does not have, as ``2 x NVIDIA ...``."""
+
+    @property
+    def answers(self) -> Mapping[str, PlanAnswer]:
+        """Return the answer of each cluster by its name, the smallest first."""
+        return {one.answer.request.cluster.name: PlanAnswer(found=one) for one in self.found}
+
+    def __getitem__(self, cluster: str) -> PlanAnswer:
+        """Return the answer of a cluster; KeyError where it is none of these."""
+        answers = self.answers
+        if cluster not in answers:
+            raise KeyError(f"{cluster!r} is none of {', '.join(answers)}")
+        return answers[cluster]
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names of the clusters, the smallest first."""
+        yield from self.answers
+
+    def __len__(self) -> int:
+        """Return how many clusters there are."""
+        return len(self.found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `echelon plan MODEL --json` prints of them."""
+        return sizes_json(self.found)
+
+    def to_frame(self) -> DataFrame:  # pyright: ignore # unknown where pandas is not installed
+        """Return a pandas DataFrame with the recommended plan of each cluster, one a row.
+
+        Its first column is `cluster`; the others are those of `PlanAnswer.to_frame`.
+        """
+        pandas = cast("Any", optional_package("pandas", extra="frames", purpose="a data frame"))
+        rows = [
+            {"cluster": name, **plan_row(answer.recommended)}
+            for name, answer in self.answers.items()
+        ]
+        return pandas.DataFrame(rows)
+
+    def __str__(self) -> str:
+        """Return the page that `echelon plan MODEL` prints."""
+        hint = "cluster={name!r}; any COUNTxDEVICE or a cluster file will do."
+        return sizes_text(self.found, self.unknown_gpus, hint).rstrip("\n")
+
+    def __repr__(self) -> str:
+        """Return the clusters in one line."""
+        model = self.found[0].answer.request.model.name
+        return f"<{type(self).__name__} {model} on {', '.join(self)}>"
+
+    def _repr_html_(self) -> str | None:
+        """Return the table as a notebook shows it."""
+        return NOTEBOOK_VIEWS.html("sizes", self)
+
+
+def sizes_json(found: Sequence[Recommendation]) -> dict[str, Any]:
+    """Return what was found on each cluster as JSON values."""
+    return {
+        "sizes": [
+            {**answer_json(one.answer), "recommended": recommendation_json(one)} for one in found
+        ]
+    }
+
+
+def sizes_text(
+    found: Sequence[Recommendation], unknown_gpus: str, hint: str, *, columns: int = WIDTH
+) -> str:
+    """Return what to run on each cluster as a page; no line has more columns than there are.
+
+    `hint` says how one asks for the whole answer of the cluster `{name}`.
+    """
+    last = found[-1].answer.request.cluster.name
+    parts = [
+        "\n".join(fill_text(line, columns=columns) for line in sizes_head(found[0], unknown_gpus)),
+        data_text(sizes_table(found), columns=columns),
+        fill_text(sizes_legend(found), columns=columns),
+        fill_text(f"The whole answer: {hint.format(name=last)}", columns=columns),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def sizes_head(first: Recommendation, unknown_gpus: str) -> Iterator[str]:
+    """Yield what is searched for, and why on these clusters."""
+    request = first.answer.request
+    numbers = request.mathematics
+    here = (
+        f"{unknown_gpus} of this machine is not in the catalogue (`echelon calibrate` writes a "
+        "file of it)"
+        if unknown_gpus
+        else "this machine has no GPU"
+    )
+    yield (
+        f"{request.model.name}: {parameters_text(request.model)}, "
+        f"{numbers.global_sequences:,} sequences x {numbers.sequence_length:,} tokens a step, "
+        f"by {request.trainer}."
+    )
+    yield (
+        f"No cluster is named, and {here}: these are the smallest cluster of "
+        f"{request.cluster.device.name} with a plan, and larger ones."
+    )
+
+
+def sizes_table(found: Sequence[Recommendation]) -> DataTable:
+    """Return what to run on each cluster as a table, one a row."""
+    rows: list[tuple[str, ...]] = []
+    for one in found:
+        choice, estimate = one.first.ranked.candidate, one.first.ranked.estimate
+        rows.append(
+            (
+                one.answer.request.cluster.name,
+                *map(words_text, plan_cells(choice)),
+                *plan_numbers(estimate),
+                percent_of_fit(one.first.fits),
+            )
+        )
+    return DataTable.of(("cluster", *HEADER, "fits"), rows)
+
+
+def sizes_legend(found: Sequence[Recommendation]) -> str:
+    """Return what the heads and signs of the table mean."""
+    cells = [cell for size in found for cell in plan_cells(size.first.ranked.candidate)]
+    words = [word for cell in cells for word in cell]
+    return " ".join([_COLUMNS, *sign_texts(words)])

@@ -134,10 +134,7 @@ _ZERO_SIGNS = {
     "+s": "nodes keep slices of gathered units",
     "+h": "optimizer state on the host",
 }
-_SUFFIXES = {
-    "tpNs": "with sequence parallelism",
-    "epNt": "tensor ranks cut experts too",
-}
+_SUFFIXES = {"tpNs": "with sequence parallelism", "epNt": "tensor ranks cut experts too"}
 
 
 def _with_suffix(axis: str, degree: int, suffix: str) -> PlanWord:

@@ -8,5 +8,4 @@ why.py              what binds the best plan, and what its step waits for
 fixes.py            the cheapest changes with which a plan fits
 no_plan.py          why a search found nothing, and the changes with which it does
 compare.py          two plans side by side
-reduction_order.py  the order in which a plan adds up what one process adds up at once
 """

@@ -172,11 +172,7 @@ def _neighbour(again: RepeatSearch, best: RankedPlan, move: PlanChange) -> Neigh
         problems = tuple(_refusals(request, move, exact, found.refused))
         free = NeighbourOutcome(verdict="refused", problems=problems)
     return Neighbour(
-        change=move.name,
-        pins=move.pins,
-        by_itself=exact,
-        at_best=free,
-        obstacle=move.obstacle,
+        change=move.name, pins=move.pins, by_itself=exact, at_best=free, obstacle=move.obstacle
     )
 
 

@@ -37,6 +37,7 @@ from echelon.core.rulebook.planner import (
 from echelon.core.rules import nearest_divisors
 from echelon.core.units import binary_bytes
 from echelon.planner.explain.fixes import PlanFix, TriedChanges, fix_cost, price_fix, tried_changes
+from echelon.planner.explain.sensitivity import with_batch
 from echelon.planner.predict.estimate import Estimate
 from echelon.planner.search.candidate import CandidatePlan
 from echelon.planner.search.ranked import (
@@ -297,21 +298,12 @@ def _not_legal(answer: SearchResult) -> Problem:
     total = request.mathematics.global_sequences
     world = request.cluster.num_devices
     near = sorted({max(1, total // world) * world, (total // world + 1) * world})
-    works = [
-        count
-        for count in near
-        if best_fitting_anywhere(_with_mathematics(request, global_sequences=count))
-    ]
+    works = [count for count in near if best_fitting_anywhere(with_batch(request, count))]
     return NO_PLAN_IS_LEGAL.problem(
         f"no mesh of {request.model.name} over {world:,} devices is legal: {rules}",
         key="mesh",
         suggestions=tuple(f"batch.global_sequences = {count}" for count in works),
     )
-
-
-def _with_mathematics(request: SearchRequest, **changes: int) -> SearchRequest:
-    mathematics = replace(request.mathematics, **changes)  # type: ignore[arg-type]
-    return replace(request, one_rank_run=replace(request.one_rank_run, mathematics=mathematics))
 
 
 Settings: TypeAlias = Mapping[str, object]
@@ -374,13 +366,10 @@ def _on_cluster(one: SmallestCluster, request: SearchRequest) -> TriedChanges:
     text = f"{now.num_devices:,} -> {one.num_devices:,} devices{host}"
     if one.request.cluster.device.name != now.device.name:
         text = f"{one.num_devices:,} x {one.request.cluster.device.name}{host}"
-    return tried_changes((text,), one.request, one.plan.candidate, _as_flags(one, request))
-
-
-def _as_flags(one: SmallestCluster, request: SearchRequest) -> str:
-    """Return the flags of a cluster; a pinned number of devices becomes its number."""
+    # A pinned number of devices becomes that of the cluster.
     pinned = f" --pin devices={one.num_devices}" if "devices" in request.pins.values else ""
-    return f"--cluster {one.name}{pinned}"
+    flags = f"--cluster {one.name}{pinned}"
+    return tried_changes((text,), one.request, one.plan.candidate, flags)
 
 
 def _same_devices(request: SearchRequest) -> Iterator[SmallestCluster]:

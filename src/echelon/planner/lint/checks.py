@@ -8,18 +8,18 @@ all is a rule (`core/rulebook/`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from textwrap import wrap
 
 from echelon.core.plan import Plan
 from echelon.core.units import gib
 from echelon.cost.bytes.held import bytes_held
-from echelon.planner.lint.finding import Lint, LintFinding, Severity
-from echelon.planner.lint.memory import DOES_NOT_FIT, MEMORY
-from echelon.planner.lint.placement import PLACE
-from echelon.planner.lint.speed import COMPUTE, TRAFFIC
+from echelon.planner.lint import memory, placement, speed
+from echelon.planner.lint.finding import Lint, LintFinding, Severity, lints_of
+from echelon.planner.lint.memory import DOES_NOT_FIT
 from echelon.planner.predict.stage_rows import most_held_bytes, stage_rows
 
-LINTS: tuple[Lint, ...] = (*PLACE, *MEMORY, *COMPUTE, *TRAFFIC)
+LINTS: tuple[Lint, ...] = tuple(chain(*map(lints_of, (placement, memory, speed))))
 """All lints, in the order in which findings are told."""
 
 _ROW_WIDTH = 80  # columns of text
@@ -75,16 +75,16 @@ def plan_fits(plan: Plan) -> bool:
 
 def why_not_fit(plan: Plan) -> str:
     """Return the arithmetic of a plan that does not fit, and a remedy; "" if it fits."""
-    memory = plan.cluster.device.memory_bytes
+    room = plan.cluster.device.memory_bytes
     for finding in lint(plan):
         if finding.id == DOES_NOT_FIT:
             return f"{finding.id}: {finding.message} -> {finding.do}"
     held = max(most_held_bytes(plan, stage_rows(plan)), most_held_by_server(plan))
-    if held <= memory:
+    if held <= room:
         return ""
     return (
         f"{DOES_NOT_FIT}: {gib(held)} GiB between steps on the fullest rank, its device has "
-        f"{gib(memory)} -> a higher ZeRO stage, more ranks, or offload"
+        f"{gib(room)} -> a higher ZeRO stage, more ranks, or offload"
     )
 
 

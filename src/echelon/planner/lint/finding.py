@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Literal, TypeAlias
 
 from echelon.core.plan import Plan
@@ -38,6 +39,11 @@ def lint_of(
         return Lint(id=name, severity=severity, why=why, source=source, check=check)
 
     return make
+
+
+def lints_of(module: ModuleType) -> tuple[Lint, ...]:
+    """Return the lints of a module, in the order in which they stand there."""
+    return tuple(one for one in vars(module).values() if isinstance(one, Lint))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,12 @@ def _against(plan: Plan, held: RankMemory) -> str:
     return f"{gib(held.total)} of {gib(_memory(plan))} GiB"
 
 
+def _gathers_again(plan: Plan) -> bool:
+    """True if ranks gather the parameters of a unit again in backward."""
+    zero, mesh = plan.layout.zero, plan.mesh
+    return zero.stage == 3 and zero.reshard_after_forward and mesh.dp_shard * mesh.cp > 1
+
+
 def _more_operators(plan: Plan) -> tuple[tuple[RecomputedOperator, ...], ...]:
     """Return sets of operators that leave out more than those of a plan, least work first."""
     if not plan.model.has_dense_blocks:
@@ -122,8 +128,7 @@ def _recompute_needless(plan: Plan) -> LintMatch | None:
 )
 def _lower_stage(plan: Plan) -> LintMatch | None:
     """Stages 0 to 2 send 2 psi, stage 3 gathers again in backward: 3 psi."""
-    zero, mesh = plan.layout.zero, plan.mesh
-    if zero.stage != 3 or not zero.reshard_after_forward or mesh.dp_shard * mesh.cp == 1:
+    if not _gathers_again(plan):
         return None
     for stage in _LOWER_STAGES:
         held = memory_of_plan(plan, zero=stage)
@@ -227,8 +232,7 @@ def _fragments(plan: Plan) -> LintMatch | None:
     gaps. A block needs one gap as large as itself: where less than that is left, memory that is
     free may not be found.
     """
-    zero, mesh = plan.layout.zero, plan.mesh
-    if zero.stage != 3 or not zero.reshard_after_forward or mesh.dp_shard * mesh.cp == 1:
+    if not _gathers_again(plan):
         return None
     held = memory_of_plan(plan)
     free = _memory(plan) - held.total
@@ -239,16 +243,3 @@ def _fragments(plan: Plan) -> LintMatch | None:
         "units are gathered and given back in every pass",
         f"smaller microbatches or recompute, until {gib(held.gathered)} GiB are free",
     )
-
-
-MEMORY = (
-    _full,
-    _recompute_missing,
-    _recompute_needless,
-    _lower_stage,
-    _redundant,
-    _needless_axes,
-    _needless_context,
-    _needless_offload,
-    _fragments,
-)

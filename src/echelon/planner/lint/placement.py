@@ -248,18 +248,3 @@ def _virtual(plan: Plan) -> LintMatch | None:
         f"{blocks} blocks on {plan.num_stages} stages ({virtual} a rank): {empty} hold no block",
         "fewer stages: pipeline.virtual_stages, or mesh.pp",
     )
-
-
-PLACE = (
-    _tensor,
-    _pipeline_inside,
-    _context,
-    _experts,
-    _part_of_node,
-    _idle_devices,
-    _unmeasured,
-    _microbatches,
-    _gpipe,
-    _stages,
-    _virtual,
-)

@@ -180,19 +180,6 @@ def _few_rows(plan: Plan) -> LintMatch | None:
     )
 
 
-COMPUTE = (
-    _assumed,
-    _single,
-    _half,
-    _reduced,
-    _narrow,
-    _few_tokens,
-    _vocabulary,
-    _odd_width,
-    _few_rows,
-)
-
-
 _LATENCY_SHARE = 0.5  # of the seconds of a bucket
 _WORTH = 0.02  # of a step, that a change saves at least
 _INT8_BLOCK = 128  # numbers
@@ -404,16 +391,3 @@ def _with_zero(plan: Plan, **changes: Any) -> Plan:
 
 def _seconds(work: CostInputs) -> float:
     return first_number(step_seconds(work).total)
-
-
-TRAFFIC = (
-    _gathered_again,
-    _scattered_again,
-    _small_bucket,
-    _not_ahead,
-    _no_sequence_parallel,
-    _products_wait,
-    _shards_over_nodes,
-    _gathers_cross_nodes,
-    _exact_over_slow_links,
-)

@@ -41,8 +41,8 @@ from echelon.cost.inputs.cost_inputs import CostInputs, Terms, TrainerConstants
 from echelon.cost.inputs.numbers import Num, first_number
 from echelon.cost.peak.fullest_rank import PipelineEnds, fullest_rank_bytes
 from echelon.cost.peak.rank_peak import PeakWalk, resting_terms
-from echelon.cost.seconds.flops import model_flops_per_token
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan, peak_flops
+from echelon.cost.seconds.kernels import model_flops_per_token
 from echelon.cost.seconds.stages import PipelineOrder, Stages, simulated_terms
 from echelon.cost.seconds.step import step_seconds
 from echelon.cost.seconds.trainers import OURS, OVERLAPS

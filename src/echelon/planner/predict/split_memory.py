@@ -25,12 +25,11 @@ from echelon.cost.inputs.numbers import LayoutNumbers
 from echelon.cost.inputs.pipeline import schedule_index
 from echelon.cost.peak.fullest_rank import fullest_rank_bytes
 from echelon.cost.seconds.from_plan import (
+    adapted_model_numbers,
     constants_for_precision,
     cost_inputs_from_plan,
     machine_numbers_from_cluster,
-    model_numbers_from_shape,
     num_states,
-    with_adapters,
 )
 from echelon.schedule.build import PLAIN_SCHEDULE
 
@@ -73,10 +72,8 @@ def memory_of_plan(plan: Plan, **changes: float) -> RankMemory:
     """Return what the fullest rank of a plan holds, with `changes` of its `LayoutNumbers`."""
     work = cost_inputs_from_plan(plan, _software(plan))
     layout = replace(work.layout, **changes) if changes else work.layout
-    model = with_adapters(
-        model_numbers_from_shape(plan.model, plan.mathematics.sequence_length, tp=layout.tp),
-        plan.model,
-    )
+    length = plan.mathematics.sequence_length
+    model = adapted_model_numbers(plan.model, length, tp=layout.tp)
     return rank_memory(replace(work, layout=layout, model=model))
 
 
@@ -119,10 +116,7 @@ def cost_inputs_from_split(
         recompute=recompute or plan.layout.recompute.policy,
     )
     return CostInputs(
-        model=with_adapters(
-            model_numbers_from_shape(plan.model, mathematics.sequence_length, tp=layout.tp),
-            plan.model,
-        ),
+        model=adapted_model_numbers(plan.model, mathematics.sequence_length, tp=layout.tp),
         machine=machine_numbers_from_cluster(plan.cluster, mathematics.precision.parameters),
         software=_software(plan),
         layout=layout,

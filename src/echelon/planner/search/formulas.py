@@ -22,17 +22,12 @@ from echelon.cost.inputs.numbers import Array, LayoutNumbers, Num
 from echelon.cost.peak.fullest_rank import PipelineEnds, pipeline_ends
 from echelon.cost.seconds.block import block_seconds, end_seconds
 from echelon.cost.seconds.collectives import automatic_algorithm
-from echelon.cost.seconds.from_plan import model_numbers_from_shape, with_adapters
+from echelon.cost.seconds.from_plan import adapted_model_numbers
 from echelon.cost.seconds.step import BlockKindSeconds, block_kind_seconds, step_seconds
 from echelon.cost.seconds.trainers import OURS
 from echelon.interop.tools import abilities_of_trainer
 from echelon.planner.predict.estimate import closed_form_bytes
-from echelon.planner.search.legal_meshes import (
-    Columns,
-    Legality,
-    LegalMeshes,
-    expert_fold_degrees,
-)
+from echelon.planner.search.legal_meshes import Columns, Legality, LegalMeshes, expert_fold_degrees
 from echelon.planner.search.options import (
     EXACT,
     ONE_NODE,
@@ -160,9 +155,7 @@ class VectorizedFormulas:
         request = self._request
         length = request.mathematics.sequence_length
         return CostInputs(
-            model=with_adapters(
-                model_numbers_from_shape(request.model, length, tp=layout.tp), request.model
-            ),
+            model=adapted_model_numbers(request.model, length, tp=layout.tp),
             machine=self._machine,
             software=request.software,
             layout=layout,

@@ -134,11 +134,6 @@ class Legality:
         return replace(self._view, entries={**self._view.entries, **entries})
 
 
-def folded_degree(mesh: Mesh, expert_tp: int) -> int:
-    """Return among how many ranks of one replica experts are shared out."""
-    return mesh.degree(*mesh.expert_fold(expert_tp=expert_tp))
-
-
 _LEAST_TOKENS = 512  # tokens of a microbatch
 _MOST_TOKENS = 131_072  # tokens of a microbatch
 
@@ -251,7 +246,7 @@ def _expert_options(
     for pieces in dict.fromkeys((1, tp)):
         if not request.pins.allows("expert_tp", pieces):
             continue
-        most = folded_degree(largest, pieces)
+        most = largest.degree(*largest.expert_fold(expert_tp=pieces))
         for ep in divisors(request.model.experts.num_experts):
             if not request.pins.allows("ep", ep):
                 continue

@@ -43,19 +43,13 @@ from echelon.core.plan import Plan, Precision, RecomputedOperator, ReduceKind
 from echelon.core.rules import nearest_divisors
 from echelon.cost.activations.closed_forms import bytes_of_block
 from echelon.cost.inputs.cost_inputs import CostInputs, TrainerConstants
-from echelon.cost.inputs.numbers import (
-    LayoutNumbers,
-    MachineNumbers,
-    first_number,
-    stacked_layouts,
-)
+from echelon.cost.inputs.numbers import LayoutNumbers, MachineNumbers, first_number, stacked_layouts
 from echelon.cost.inputs.pipeline import schedule_index
 from echelon.cost.seconds.block import block_seconds
 from echelon.cost.seconds.from_plan import (
+    adapted_model_numbers,
     gathered_weight_bytes,
-    model_numbers_from_shape,
     summed_weight_bytes,
-    with_adapters,
 )
 from echelon.planner.search.pins import MOST_RECOMPUTE_INTERVAL, SELECTIVE, Pins, recompute_of_pin
 from echelon.planner.search.request import SearchRequest
@@ -239,7 +233,7 @@ def _kept_and_seconds(
     """Return the bytes that a mean block keeps, and the seconds that it takes once more."""
     layout = stacked_layouts([LayoutNumbers(**one.numbers) for one in options])
     work = CostInputs(
-        model=with_adapters(model_numbers_from_shape(block.model, block.length), block.model),
+        model=adapted_model_numbers(block.model, block.length),
         machine=block.machine,
         software=block.software,
         layout=layout,

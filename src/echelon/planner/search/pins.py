@@ -23,6 +23,7 @@ from echelon.planner.search.plan_line import (
     read_plan_line,
     read_printed_value,
     recompute_of_word,
+    recompute_value,
     recompute_word,
 )
 from echelon.schedule.build import SCHEDULES, schedules_of_tool
@@ -54,11 +55,7 @@ def _count(word: str) -> int | None:
 def _recompute(word: str) -> int | str | None:
     if word in (SELECTIVE, "none", "-"):
         return word if word == SELECTIVE else NO_RECOMPUTE
-    found = recompute_of_word(word)
-    if found is None:
-        return None
-    every, operators = found
-    return recompute_word(every, operators) if operators else every
+    return recompute_value(word)
 
 
 def _schedule(word: str) -> str | None:
@@ -250,7 +247,13 @@ class _PinReader:
             return
         printed = read_printed_value(name, words[0]) if len(words) == 1 else None
         if printed is None:
-            self.problems.append(_wrong_value(typed, name))
+            self.problems.append(
+                UNKNOWN_PIN.problem(
+                    f"{typed}: that is no value of {name}",
+                    set_by=typed,
+                    suggestions=VALUES.get(name, (f"{name}=8",)),
+                )
+            )
             return
         for one, some in printed.items():
             self._take(typed, one, some)
@@ -287,9 +290,7 @@ class _PinReader:
         if self.problems:
             raise ConfigError(self.problems)
         return replace(
-            self.pins,
-            values={**self.implied, **values},
-            typed={**self.lines, **self.pins.typed},
+            self.pins, values={**self.implied, **values}, typed={**self.lines, **self.pins.typed}
         )
 
 
@@ -316,12 +317,4 @@ def _pinned_twice(first: str, second: str, name: str) -> Problem:
         else f"{first} and {second} both pin {name}",
         set_by=second,
         suggestions=(f"--pin {name}={both}",) if plain else (f"one --pin of {name}",),
-    )
-
-
-def _wrong_value(typed: str, name: str) -> Problem:
-    return UNKNOWN_PIN.problem(
-        f"{typed}: that is no value of {name}",
-        set_by=typed,
-        suggestions=VALUES.get(name, (f"{name}=8",)),
     )

@@ -113,6 +113,15 @@ def recompute_of_word(word: str) -> tuple[int, tuple[RecomputedOperator, ...]] |
     return every, tuple(one for one in OPERATORS if one in names)
 
 
+def recompute_value(word: str) -> PinValue | None:
+    """Return the value of a pin that a word of recompute is; None where it is none."""
+    found = recompute_of_word(word)
+    if found is None:
+        return None
+    every, operators = found
+    return recompute_word(every, operators) if operators else every
+
+
 def _operators(part: str) -> tuple[RecomputedOperator, ...] | None:
     """Return the operator of a name, or the operators of signs such as ``noac``; else None."""
     by_name: dict[str, RecomputedOperator] = {one: one for one in OPERATORS}
@@ -200,11 +209,8 @@ def _zero(match: re.Match[str]) -> PinValues | None:
 
 
 def _recompute(word: str) -> PinValues | None:
-    found = recompute_of_word(word)
-    if found is None:
-        return None
-    every, operators = found
-    return {"recompute": recompute_word(every, operators) if operators else every}
+    value = recompute_value(word)
+    return None if value is None else {"recompute": value}
 
 
 def _implied(named: PinValues) -> Iterator[tuple[str, PinValue]]:

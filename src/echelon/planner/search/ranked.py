@@ -23,9 +23,9 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
 from echelon.cost.inputs.cost_inputs import CostInputs
 from echelon.cost.inputs.numbers import LayoutNumbers, stacked_layouts
-from echelon.cost.seconds.from_plan import model_numbers_from_shape, with_adapters
+from echelon.cost.seconds.from_plan import adapted_model_numbers
 from echelon.cost.seconds.stages import PipelineOrder, Stages, balanced_stages, split_layers
-from echelon.cost.seconds.step import BlockKindSeconds, block_kind_seconds
+from echelon.cost.seconds.step import block_kind_seconds
 from echelon.cost.seconds.trainers import OURS
 from echelon.cost.seconds.unit_times import Again, UnitTimes, unit_times_by_kind
 from echelon.layout.data_groups import ranks_per_node
@@ -63,9 +63,7 @@ def cost_inputs_from_candidate(request: SearchRequest, choice: CandidatePlan) ->
     """Return what the formulas read of one plan of a search."""
     length = request.mathematics.sequence_length
     return CostInputs(
-        model=with_adapters(
-            model_numbers_from_shape(request.model, length, tp=float(choice.mesh.tp)), request.model
-        ),
+        model=adapted_model_numbers(request.model, length, tp=float(choice.mesh.tp)),
         machine=request.machine_numbers(choice.devices),
         software=request.software,
         layout=replace(choice.numbers(), sums=searched_sums(request)),
@@ -89,9 +87,7 @@ def closed_form_plans(request: SearchRequest, choices: Sequence[CandidatePlan]) 
         together = replace(
             works[0],
             layout=layout,
-            model=with_adapters(
-                model_numbers_from_shape(request.model, length, tp=layout.tp), request.model
-            ),
+            model=adapted_model_numbers(request.model, length, tp=layout.tp),
         )
         estimates = estimates_from_inputs(
             together, works, request.mathematics, request.cluster, trainer=request.trainer
@@ -119,6 +115,9 @@ def pipeline_order(choice: CandidatePlan) -> PipelineOrder:
     )
 
 
+_known_blocks = lru_cache(maxsize=256)(block_kind_seconds)
+
+
 def candidate_unit_times(
     request: SearchRequest, choice: CandidatePlan, work: CostInputs
 ) -> UnitTimes:
@@ -131,12 +130,6 @@ def candidate_unit_times(
     ]
     layout = LayoutNumbers(**{name: getattr(work.layout, name) for name in OF_BLOCKS})
     return unit_times_by_kind(model, kinds, replace(work, layout=layout), _known_blocks)
-
-
-@lru_cache(maxsize=256)
-def _known_blocks(work: CostInputs) -> BlockKindSeconds:
-    """Return the seconds of the blocks of one plan: finalists share few kinds of them."""
-    return block_kind_seconds(work)
 
 
 def time_by_events(request: SearchRequest, one: RankedPlan) -> RankedPlan:

@@ -335,7 +335,7 @@ def _gathered(model: str | Path, cluster: str | None, settings: Sequence[str]) -
         gathered.add(entries)
     else:
         gathered = gather_layers(model, settings, typed)
-        gathered.problems[:] = [_or_config(one) for one in gathered.problems]
+        gathered.problems[:] = [or_else(one, "a model's config.json") for one in gathered.problems]
     if cluster is not None:
         # The run file's own cluster gives way to the one that is asked for.
         *below, last = gathered.layers or [{}]
@@ -347,11 +347,11 @@ def _gathered(model: str | Path, cluster: str | None, settings: Sequence[str]) -
     return gathered
 
 
-def _or_config(problem: Problem) -> Problem:
-    """Return the problem of a name that is none, with the other file that a model may stand in."""
+def or_else(problem: Problem, *files: str) -> Problem:
+    """Return the problem of a name that is no preset with the `files` that may be named instead."""
     if problem.rule != UNKNOWN_PRESET.id or problem.key:
         return problem
-    return replace(problem, suggestions=(*problem.suggestions, "a model's config.json"))
+    return replace(problem, suggestions=(*problem.suggestions, *files))
 
 
 def names_a_model(run: str | Path) -> bool:
@@ -396,17 +396,12 @@ def request_with_settings(request: SearchRequest, settings: Mapping[str, object]
     """
     added = dict(settings)
     length = added.get(LENGTH_KEY)
-    if isinstance(length, int) and SEQUENCES_KEY not in added and batch_is_default(request):
+    if isinstance(length, int) and SEQUENCES_KEY not in added and _batch_source(request) == DEFAULT:
         added[SEQUENCES_KEY] = max(1, TOKENS_OF_A_BATCH // length)
     layer = {key: Entry(value=value, source="") for key, value in added.items()}
     changed = replace(request, layers=(*request.layers, layer))
     alone = replace(changed.job({}).plan, cluster=request.cluster)
     return replace(changed, one_rank_run=alone, software=trainer_software(request.trainer, alone))
-
-
-def batch_is_default(request: SearchRequest) -> bool:
-    """True if nobody has asked for the sequences of a global batch."""
-    return _batch_source(request) == DEFAULT
 
 
 def batch_is_assumed(request: SearchRequest) -> bool:

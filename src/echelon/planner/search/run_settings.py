@@ -15,8 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from echelon.config.automatic import default_precision
 from echelon.config.cluster.settings import read_cluster
-from echelon.config.derived.collectives import ALGORITHM_KEY
-from echelon.config.derived.replicas import COUNT_KEY, EVERY_KEY, UPDATES_KEY
+from echelon.config.derived.replicas import ALGORITHM_KEY, COUNT_KEY, EVERY_KEY, UPDATES_KEY
 from echelon.config.entries import DEFAULT, Entry
 from echelon.config.job import Job, assumed_batch
 from echelon.config.load import resolve, say_adapted

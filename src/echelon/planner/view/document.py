@@ -10,11 +10,19 @@ TypeScript are generated from these records (`web/formulas/schema.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
+
+from echelon.core.version import __version__
 
 SCHEMA = 1
 """Raised when a reader of an older document would misread a new one."""
+
+
+def this_version() -> str:
+    """What writes documents: "Echelon" and its version."""
+    return f"Echelon {__version__}"
+
 
 Tone: TypeAlias = Literal["compute", "communication", "idle"]
 
@@ -274,7 +282,7 @@ Figure: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fact:
     """Hold one number under the verdict: its name, the number with its unit, and what it means."""
 
@@ -320,5 +328,5 @@ class PageDocument:
     """The numbers that stand right below the verdict."""
     sections: tuple[Section, ...] = ()
     """The parts, in order."""
-    made_by: str
+    made_by: str = field(default_factory=this_version)
     """The version that wrote it."""

@@ -30,6 +30,7 @@ from echelon.planner.view.text_layout import WIDTH
 
 _LONGEST_LABEL = 18  # columns of a row of bars
 _LONGEST_TERM = 20  # columns of a term of a step
+_LONGEST_NAME = 40  # columns of a name in a table
 _NARROWEST = 10  # columns of text
 
 
@@ -79,11 +80,9 @@ def pad_text(text: str, width: int, *, right: bool = False) -> str:
     return blanks + text if right else text + blanks
 
 
-def table_lines(
-    rows: Sequence[Sequence[str]], *, right: Sequence[bool], most_first: int = 40
-) -> list[TextLine]:
+def table_lines(rows: Sequence[Sequence[str]], *, right: Sequence[bool]) -> list[TextLine]:
     """Return rows in aligned columns, as wide as they must be; `right` columns stand right."""
-    cells = [[truncate_text(row[0], most_first), *row[1:]] for row in rows]
+    cells = [[truncate_text(row[0], _LONGEST_NAME), *row[1:]] for row in rows]
     widths = [
         max((cell_len(row[place]) for row in cells), default=0) for place in range(len(right))
     ]
@@ -183,7 +182,12 @@ def _legend(figure: BarsFigure, styles: Sequence[TermStyle]) -> Iterator[TextLin
     rows = [
         ("", "", f"in {place}" if len(figure.rows) > 1 else "bytes", "share"),
         *(
-            (one.letter, truncate_text(one.name, 40), shown.value(one.name), shown.share(one.name))
+            (
+                one.letter,
+                truncate_text(one.name, _LONGEST_NAME),
+                shown.value(one.name),
+                shown.share(one.name),
+            )
             for one in styles
         ),
         ("", "total", shown.value(), shown.share()),

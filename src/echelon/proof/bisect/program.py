@@ -14,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from echelon.core.errors import EchelonError
@@ -89,7 +90,11 @@ class _ProgramSearch:
         after = {number.place: number for number in numbers_of(source)}
         return Bisection(
             rule=first.rule,
-            needed=tuple(self._without(source, one, first.rule) for one in _above_one(after)),
+            needed=tuple(
+                self._without(source, one, first.rule)
+                for place, one in after.items()
+                if one.value > 1 and place[0] != _STEPS
+            ),
             left_out=tuple(
                 one.name
                 for place, one in before.items()
@@ -181,12 +186,5 @@ def with_number(source: str, constant: str, value: int) -> str:
     return f"{source.rstrip()}\n\n\n{constant} = {value}\n"
 
 
-def _above_one(numbers: Mapping[_Place, _Number]) -> list[_Number]:
-    return [one for place, one in numbers.items() if one.value > 1 and place[0] != _STEPS]
-
-
 def _ranks(numbers: Mapping[_Place, _Number]) -> int:
-    ranks = 1
-    for (constant, _), number in numbers.items():
-        ranks *= number.value if constant == _MESH else 1
-    return ranks
+    return prod(one.value for (constant, _), one in numbers.items() if constant == _MESH)

@@ -5,8 +5,7 @@ Known mistakes are committed on one device: the one that gives what the ranks ha
 Each room imports those above it only.
 
 finding.py              what a finding says; the axis that tells wrong from right ranks
-token_ranks.py          which rank holds each position, and routes each token
-context_parts.py        losses, tokens and gradients by context rank
+token_ranks.py          which rank holds each position and routes each token; sums by context rank
 factors.py              wrong factors that have a name
 places.py               which slice is wrong where the rest is right
 forward/                wrong forward passes, by the losses that they give

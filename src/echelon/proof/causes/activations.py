@@ -24,13 +24,13 @@ from echelon.proof.causes.forward.row_pieces import chunk_variants, row_piece_va
 from echelon.proof.causes.gradients.norm_layers import explain_norm_layer
 from echelon.proof.causes.places import places_of_tokens, told_by_slice, wrong_elements
 from echelon.proof.causes.token_ranks import token_rows
-from echelon.proof.claims.activation_checks import (
+from echelon.proof.claims.checks import (
     ActivationCopy,
+    Check,
     activation_gradients,
     copies_at,
     whole_activation,
 )
-from echelon.proof.claims.checks import Check
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.evidence.fits import (
     EXPLAINED,
@@ -39,10 +39,8 @@ from echelon.proof.evidence.fits import (
     nearly_equal,
     relative_residual,
 )
-from echelon.proof.evidence.groups import group_of, named_groups
-from echelon.proof.oracle.activations import hearing
-from echelon.proof.oracle.losses import loss_of_tokens
-from echelon.proof.oracle.oracle import OracleStep
+from echelon.proof.evidence.mesh import group_of, named_groups
+from echelon.proof.oracle.oracle import OracleStep, hearing, loss_of_tokens
 
 _SAME = 1e-9  # relative difference
 

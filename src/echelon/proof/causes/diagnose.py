@@ -19,7 +19,7 @@ from echelon.core.rulebook import prove as rules
 from echelon.core.rulebook import verify as verify_rules
 from echelon.core.rules import Rule
 from echelon.layout.stage import pieces_of
-from echelon.parallel.completion.in_flight import Race, RaceKind
+from echelon.parallel.completion.in_flight import RaceKind
 from echelon.proof.causes.activations import explain_activation, explain_backward, tensor_at
 from echelon.proof.causes.factors import named_factor
 from echelon.proof.causes.finding import Diagnosis, ProofFinding, with_distinguishing_axis
@@ -31,8 +31,7 @@ from echelon.proof.causes.forward.losses import (
 )
 from echelon.proof.causes.gradients.gradients import explain_gradient
 from echelon.proof.causes.gradients.norm import explain_norm, stage_of
-from echelon.proof.causes.passing.lost_weights import explain_lost_weight
-from echelon.proof.causes.passing.modules import explain_passing
+from echelon.proof.causes.passing.modules import explain_lost_weight, explain_passing
 from echelon.proof.causes.passing.token_losses import explain_token_losses
 from echelon.proof.causes.rounding import explain_range, explain_sum_dtype, explain_systematic
 from echelon.proof.causes.routing import (
@@ -42,7 +41,7 @@ from echelon.proof.causes.routing import (
     explain_routes,
     router_of,
 )
-from echelon.proof.causes.updates.captured import explain_optimizer_state
+from echelon.proof.causes.updates.optimizer_constants import explain_optimizer_state
 from echelon.proof.causes.updates.outer_steps import explain_outer
 from echelon.proof.causes.updates.updates import (
     explain_replayed,
@@ -53,7 +52,7 @@ from echelon.proof.claims.checks import Check
 from echelon.proof.claims.claims import ClaimResult, first_failure
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.evidence.evidence import CapturedEvidence
-from echelon.proof.evidence.groups import group_of, named_groups
+from echelon.proof.evidence.mesh import group_of, named_groups
 from echelon.proof.evidence.run import GRADIENTS, INITIAL, PARAMETERS
 from echelon.proof.late import LateRun
 
@@ -65,7 +64,7 @@ _PREDICTION_AXES = {
     rules.PROVE_ISLANDS_AGREE.id: "dp_replicate",
     rules.PROVE_BYTES_HELD.id: "",
 }
-"""What a plan promises beside its mathematics, each with the axis that a breach points to."""
+"""Promises of a plan next to its mathematics, each with the axis that a breach points to."""
 
 _EXACT_RULES = frozenset(
     {
@@ -79,17 +78,17 @@ _EXACT_RULES = frozenset(
 """Claims that know no rounding, or tell it apart, in the plan's own precision too."""
 
 _VAGUE = ("none", "slice")
-"""What is told of a gradient that nothing explains."""
+"""Factors of a gradient without an explanation."""
 
 _LESS_THAN_LABELS = ("parts missing", "parts weighted", "wrong norm")
-"""What a gradient has of a wrong loss whose labels tell more."""
+"""Factors of a gradient that say less of a wrong loss than its labels do."""
 
 _FINE = 1e-6  # relative error
 _COARSE = 1e-2  # relative error
 
 
 def diagnose(evidence: JudgedEvidence, results: Sequence[ClaimResult]) -> Diagnosis | None:
-    """Return what the first failure in the order of causes is; None where all claims hold."""
+    """The cause of the first failure; None if all claims hold."""
     first = first_failure(results)
     if first is None:
         return None
@@ -110,7 +109,7 @@ def diagnose(evidence: JudgedEvidence, results: Sequence[ClaimResult]) -> Diagno
 def _before_its_router(
     evidence: PlanEvidence, results: Sequence[ClaimResult], result: ClaimResult, failure: Check
 ) -> tuple[ClaimResult, Check]:
-    """Return, in place of a wrong route, what is wrong before its router."""
+    """The first wrong activation before a router, if there is one, in place of its wrong route."""
     if result.rule.id not in _OF_ROUTES:
         return result, failure
     router = router_of(evidence, failure).rpartition(".mlp")[0]
@@ -126,7 +125,7 @@ def _before_its_router(
 def _as_a_factor(
     results: Sequence[ClaimResult], result: ClaimResult, failure: Check
 ) -> tuple[ClaimResult, Check]:
-    """Return, in place of an activation that is off, that it is so by a factor, where it is."""
+    """The systematic error of a wrong activation, if it has one, in place of the activation."""
     if result.rule.id != rules.PROVE_ACTIVATIONS.id:
         return result, failure
     for other in results:
@@ -137,7 +136,7 @@ def _as_a_factor(
 
 
 def _explain(evidence: JudgedEvidence, rule: str, failure: Check) -> ProofFinding:
-    """Name a failure of `rule`, and the tensor or number that it is told under."""
+    """Name a failure of `rule`, and the wrong tensor or number."""
     subject = failure.subject
     if rule in _PREDICTION_AXES:
         over = subject.rpartition(" over ")[2] if " over " in subject else ""
@@ -175,7 +174,7 @@ def _rounding(failure: Check, why: str) -> ProofFinding:
 
 
 def _or_rounding(failure: Check, finding: ProofFinding, *, rough: bool = False) -> ProofFinding:
-    """Take what has no cause for rounding, where it is as small."""
+    """Name rounding as the cause of a small error without another cause."""
     if finding.factor not in _VAGUE or not failure.error > 0:
         return finding
     if rough and failure.allowed < failure.error < max(_COARSE, 4 * failure.allowed):
@@ -189,7 +188,7 @@ def _or_rounding(failure: Check, finding: ProofFinding, *, rough: bool = False) 
 def _by_what_passed(
     evidence: CapturedEvidence, result: ClaimResult, failure: Check, finding: ProofFinding
 ) -> ProofFinding | None:
-    """Return what the labels of the loss, modules and weights tell of what has no cause yet."""
+    """The cause that labels of the loss, modules or weights show, of a failure without one."""
     rule, step = result.rule.id, failure.step
     if finding.factor == "zero" and rule == rules.PROVE_GRADIENTS.id:
         lost = explain_lost_weight(evidence, step, failure.subject)
@@ -209,7 +208,7 @@ def _by_gradient(
     results: Sequence[ClaimResult],
     told: tuple[ClaimResult, Check, ProofFinding],
 ) -> tuple[ClaimResult, Check, ProofFinding]:
-    """Return what explains a wrong loss: a wrong gradient of the step, where that has a name."""
+    """Explain a wrong loss by a wrong gradient of the same step, if that has a cause."""
     for result in results:
         if result.rule.id in _GRADIENTS:
             of_step = [one for one in result.failures if one.step == told[1].step]
@@ -251,7 +250,7 @@ def _tokens(evidence: PlanEvidence, failure: Check) -> ProofFinding:
 
 
 def _gradient(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
-    """Explain a gradient; if nothing does, tell where the backward pass of a plan goes wrong."""
+    """Explain a gradient; without an explanation, name the wrong place of the backward pass."""
     finding = explain_gradient(evidence, failure)
     if not isinstance(evidence, PlanEvidence) or finding.factor not in _VAGUE:
         return finding
@@ -260,13 +259,13 @@ def _gradient(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
 
 
 def _backward(evidence: PlanEvidence, failure: Check) -> ProofFinding:
-    """Return where a backward pass goes wrong that leaves all gradients of parameters right."""
+    """The place where a backward pass goes wrong though all gradients of parameters are right."""
     finding = explain_backward(evidence, failure.step)
     return finding or ProofFinding("none", failure.detail, tensor=tensor_at(failure.subject))
 
 
 def _replicas(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
-    """Tell the ranks whose copies differ from the first one's."""
+    """Name the ranks whose copies differ from the copy of the first rank."""
     run, step, name = evidence.run, failure.step, failure.subject
     of_parts = run.kinds(step) if isinstance(evidence, PlanEvidence) else ()
     for kind in dict.fromkeys((*run.value_kinds, *of_parts)):
@@ -281,7 +280,7 @@ def _replicas(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
 
 
 def not_sharded(evidence: CapturedEvidence, failure: Check) -> ProofFinding:
-    """Return the finding of a tensor that is whole where shards were asked for, with its axis."""
+    """The finding of a whole tensor where the program asks for shards, with its axis."""
     held = evidence.run.held_copies().get(failure.subject)
     ranks = held.ranks if held is not None else tuple(range(evidence.mesh.world_size))
     spanning = (axis for axis, groups in evidence.sums("") if group_of(groups, ranks[0]) == ranks)
@@ -296,41 +295,36 @@ _NUMBERS = {
     rules.PROVE_GRADIENT_NORM.id: "gradient norm",
     rules.PROVE_LOSS_SCALE.id: "loss scale",
 }
-"""What a wrong number is told under, on whatever rank."""
+"""Names of wrong numbers, on any rank."""
 
 _OF_ROUTES = frozenset(
     {rules.PROVE_ROUTES.id, rules.PROVE_EXPERT_LOADS.id, rules.PROVE_ROUTER_LOSSES.id}
 )
-"""What follows from a forward pass that is wrong before a router."""
+"""Claims that a wrong forward pass before a router breaks, too."""
 
 _OF_ROUTERS = frozenset(
     {rules.PROVE_EXPERT_LOADS.id, rules.PROVE_ROUTER_LOSSES.id, rules.PROVE_ROUTER_BIASES.id}
 )
-"""What is told under the name of a router."""
+"""Claims whose failures have the name of a router."""
 
 
 def _where(plan: Plan, tensor: str) -> str:
-    """Return where a tensor (or a whole block) is in the model and on the mesh."""
+    """Place of a tensor (or a whole block) in the model and on the mesh."""
     specs = {spec.name: spec for spec in parameters(plan.model)}
     if tensor not in specs:
         inside = [spec for name, spec in specs.items() if name.startswith(tensor + ".")]
         return _place(plan, inside[0]) if inside else ""
     spec = specs[tensor]
     place = _place(plan, spec)
-    if spec.expert is not None and plan.mesh.ep > 1:
-        place = f"{place}, on ep {_share_of(plan, spec.expert)}"
+    if spec.expert is not None and plan.model.experts is not None and plan.mesh.ep > 1:
+        share = spec.expert * plan.mesh.ep // plan.model.experts.num_experts
+        place = f"{place}, on ep {share}"
     if plan.mesh.tp == 1 or (spec.expert is not None and pieces_of(plan, spec) == 1):
         return place
     split = (
         "replicated over tp" if spec.split_dim is None else f"dim {spec.split_dim} split over tp"
     )
     return f"{place}, {split}"
-
-
-def _share_of(plan: Plan, expert: int) -> int:
-    """Return which of the shares an expert is in."""
-    assert plan.model.experts is not None, "the model has experts"
-    return expert * plan.mesh.ep // plan.model.experts.num_experts
 
 
 def _place(plan: Plan, spec: ParameterSpec) -> str:
@@ -354,14 +348,15 @@ RACE_RULES: dict[RaceKind, Rule] = {
 
 
 def diagnose_races(late: LateRun | None, results: Sequence[ClaimResult]) -> Diagnosis | None:
-    """Return what the first race is, and what is wrong by it; None where there is none.
+    """The first race and the first wrong value after it; None without races.
 
     The first one is the cause of those that follow: what is read too early is sent on.
     """
     if late is None or not late.races:
         return None
     first = min(late.races, key=lambda race: race.when_s)
-    alike = [race for race in late.races if _same_operation(race, first)]
+    key = (first.kind, first.operation)
+    alike = [race for race in late.races if (race.kind, race.operation) == key]
     broken = {rule.id for rule in RACE_RULES.values()}
     wrong = first_failure([result for result in results if result.rule.id not in broken])
     says = f"{first.kind}: {first.says}"
@@ -383,10 +378,6 @@ def diagnose_races(late: LateRun | None, results: Sequence[ClaimResult]) -> Diag
         num_wrong=len({race.operation for race in late.races}),
         num_compared=sum(late.num_operations),
     )
-
-
-def _same_operation(one: Race, other: Race) -> bool:
-    return (one.kind, one.operation) == (other.kind, other.operation)
 
 
 _EXPLANATIONS: Mapping[str, Callable[[Any, Check], ProofFinding]] = {

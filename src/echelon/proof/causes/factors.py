@@ -9,13 +9,12 @@ from statistics import fmean
 
 from echelon.core.plan import Plan
 from echelon.layout.buckets import data_degree
-from echelon.proof.causes.context_parts import tokens_by_context_rank
 from echelon.proof.causes.finding import ProofFinding
+from echelon.proof.causes.token_ranks import tokens_by_context_rank
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import nearly_equal
-from echelon.proof.evidence.run import INITIAL, PARAMETERS
-from echelon.proof.evidence.steps import ReferenceStep
+from echelon.proof.evidence.run import INITIAL, PARAMETERS, ReferenceStep
 from echelon.proof.oracle.oracle import OracleStep
 
 
@@ -37,7 +36,7 @@ def _factors(degrees: Sequence[Factor], counts: Mapping[str, float]) -> list[Fac
     for name, value in {**counts, "2": 2.0}.items():
         if value != 1.0:
             found += [Factor(name, value), Factor(f"1/{name}", 1 / value)]
-    # Of four ranks or microbatches the root is 2: what is twice as large is told so.
+    # The root of four ranks or microbatches is 2, and "2" says more of a value twice as large.
     return [*found, *(Factor(f"sqrt({one.name})", one.value**0.5, one.axis) for one in degrees)]
 
 
@@ -72,7 +71,7 @@ def known_factors(plan: Plan, oracle: OracleStep, *, expert: bool = False) -> tu
 
 
 def _token_ratios(whose: str, axis: str, degree: int, share: float) -> list[Factor]:
-    """Return the ways in which the share of a rank in the tokens gets into a factor."""
+    """Factors with the share of a rank in the tokens."""
     of = f"token ratio of {whose}"
     if not share:
         return [Factor(of, 0.0, axis)]
@@ -120,7 +119,7 @@ def named_factor(
     parameter: str = "",
     of_norm: bool = False,
 ) -> ProofFinding:
-    """Return the finding that a thing of a step is `value` times what it should be.
+    """The finding that a thing of a step is `value` times the right one.
 
     Of a norm the root of a degree tells most: squares were added up several times. Of a
     `parameter` of a program, axes along which one place alone holds it are named last: nothing is
@@ -184,6 +183,6 @@ def mean_of_means(
 
 
 def count_alike(weights: Sequence[float], tokens: Sequence[float], fits: float) -> bool:
-    """Whether weights go as one over tokens, as those of a mean of means do."""
+    """Whether weights go as one over tokens, as in a mean of means."""
     products = [weight * count for weight, count in zip(weights, tokens, strict=True)]
     return all(products) and max(products) - min(products) <= fits * max(map(abs, products))

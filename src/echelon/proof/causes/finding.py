@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.claims import ClaimResult
-from echelon.proof.evidence.groups import AxisGroups, group_of
+from echelon.proof.evidence.mesh import AxisGroups, group_of
 
 ROUNDING = "right but for rounding"
 

@@ -20,7 +20,7 @@ from echelon.proof.ranks import ObservedShard
 
 
 def explain_first_weights(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
-    """Tell a part that holds other parts of the right values from wrong values."""
+    """Explain wrong first weights: right values at a wrong place, or other values."""
     name, run = failure.subject, evidence.run
     right = evidence.initial[name]
     kind = run.value_kinds[-1 if failure.detail else 0]

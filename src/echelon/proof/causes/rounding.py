@@ -18,7 +18,7 @@ _STANDARD_ERRORS = 3.0
 
 
 def explain_systematic(evidence: PlanEvidence, failure: Check) -> ProofFinding:
-    """Return the factor by which a tensor is off beside its rounding."""
+    """The factor by which a tensor is off, next to its rounding."""
     found = list(fits(evidence))[failure.position]
     kind, name, fit = found.kind, found.name, found.fit
     dtype = evidence.plan.mathematics.precision.parameters
@@ -40,13 +40,13 @@ def explain_systematic(evidence: PlanEvidence, failure: Check) -> ProofFinding:
 
 
 def explain_sum_dtype(evidence: PlanEvidence, failure: Check) -> ProofFinding:
-    """Return that a float32 sum was rounded on its way."""
+    """Name a float32 sum that was rounded on its way."""
     says = f"{failure.detail}: the sum was rounded before it is float32"
     return ProofFinding("rounded sum", says)
 
 
 def explain_range(evidence: PlanEvidence, failure: Check) -> ProofFinding:
-    """Return what overflows, or vanishes, where one device in this precision has numbers."""
+    """Name numbers that overflow or vanish, though one device in this precision has them."""
     vanished = failure.detail.endswith("zero")
     dtype = evidence.plan.mathematics.precision.parameters
     says = f"{failure.detail}, where one device in {dtype} has numbers"

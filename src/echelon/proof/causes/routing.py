@@ -29,9 +29,8 @@ from echelon.proof.causes.token_ranks import token_rows
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.evidence.fits import fit_factor, furthest_value, nearly_equal
-from echelon.proof.evidence.groups import named_groups
-from echelon.proof.oracle.losses import loss_of_tokens
-from echelon.proof.oracle.oracle import OracleStep, build_decoder
+from echelon.proof.evidence.mesh import named_groups
+from echelon.proof.oracle.oracle import OracleStep, build_decoder, loss_of_tokens
 
 _LAYER = re.compile(r"layers\.(\d+)")
 _RANK = re.compile(r"of rank (\d+)$")

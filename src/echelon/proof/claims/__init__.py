@@ -3,10 +3,9 @@
 
 plan_evidence.py    the evidence of a plan: what any program has, and what the plan promises
 tolerance.py        how far a correct plan may be from the oracle
-checks.py           comparisons of weights, samples, tokens, losses
+checks.py           comparisons of weights, samples, tokens, losses, and what passes in the model
 value_checks.py     comparisons of gradients, updates and values; the replayed optimizer
 captured_checks.py  comparisons of what hooks captured of a program that is not ours
-activation_checks.py what passes between the parts of the model
 routing_checks.py   comparisons of routes, loads and biases, with choice_errors.py
 late_checks.py      races of a run with late completion, and its bits
 islands.py          the evidence of each island of local SGD, and what they make of meetings
@@ -14,6 +13,5 @@ predictions.py      bytes sent and held, the order of actions
 systematic.py       factors and sums that low precision hides
 claims.py           all claims in the order in which one causes the next, and the judge
 conditioning.py     what rounding decides in float64: enlarged errors, ties of 8-bit numbers
-rounded_sums.py     sums that are rounded, each within its bound
 numeric_range.py    weights much larger and smaller, where a narrow dtype ends
 """

@@ -16,17 +16,16 @@ import torch
 from echelon.proof.claims.checks import Check, exact_check, relative_error, tensor_error
 from echelon.proof.claims.value_checks import tensor_checks
 from echelon.proof.evidence.captured import CapturedRun, Reference, ReferencePass
-from echelon.proof.evidence.evidence import CapturedEvidence
-from echelon.proof.evidence.fits import FLOOR, fit_factor
-from echelon.proof.evidence.run import GRADIENTS, INITIAL, PARAMETERS
-from echelon.proof.evidence.steps import ReferenceStep
-from echelon.proof.evidence.tolerance import (
+from echelon.proof.evidence.evidence import (
+    CapturedEvidence,
     ErrorSample,
     Tolerance,
     float64_tolerance,
     measured,
     tensor_errors,
 )
+from echelon.proof.evidence.fits import FLOOR, fit_factor
+from echelon.proof.evidence.run import GRADIENTS, INITIAL, PARAMETERS, ReferenceStep
 from echelon.proof.oracle.optimizers import global_norm
 
 _Key = tuple[str, int, str]
@@ -149,7 +148,9 @@ def local_gradients(evidence: CapturedEvidence) -> Iterator[Check]:
                 continue
             total = torch.stack(list(parts.values())).sum(0)
             factor, _ = fit_factor(total, right)
-            error = relative_error(total / (_nearest(factor, known) or 1.0), right, floor)
+            nearest = min(known, key=lambda one: abs(one - factor))
+            times = nearest if abs(nearest - factor) <= 1e-2 * nearest else 1.0
+            error = relative_error(total / times, right, floor)
             allowed = evidence.tolerance.allowed(GRADIENTS, step.step, name)
             if error <= allowed or not is_right(evidence, step, name):
                 detail = f"adds up to {factor:.6g} times the right one" * (error > allowed)
@@ -171,11 +172,6 @@ def reduction_factors(evidence: CapturedEvidence, step: int) -> list[float]:
     degrees = [1, *(evidence.mesh.degree(axes) for axes in evidence.mesh.axis_sets())]
     calls = [1, evidence.run.num_calls(step)]
     return sorted({float(degree * call) for degree in degrees for call in calls})
-
-
-def _nearest(factor: float, known: list[float]) -> float | None:
-    best = min(known, key=lambda one: abs(one - factor))
-    return best if abs(best - factor) <= 1e-2 * best else None
 
 
 def optimizer_state(evidence: CapturedEvidence) -> Iterator[Check]:

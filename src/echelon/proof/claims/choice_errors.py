@@ -22,7 +22,7 @@ import torch
 from echelon.core.model_shape import Experts
 from echelon.core.plan import Plan
 from echelon.models.moe import kept_assignments
-from echelon.proof.evidence.tolerance import FLOAT64_TOLERANCE
+from echelon.proof.evidence.evidence import FLOAT64_TOLERANCE
 from echelon.proof.observed import ObservedRun, routing_from_ranks
 from echelon.proof.oracle.operations import ForcedRouting
 from echelon.proof.oracle.oracle import OracleStep, run_oracle
@@ -124,7 +124,9 @@ def with_ties_of_ranks(
     """
     told = routing_from_ranks(observed, len(oracle))
     if told is None or not any(
-        _differ(one.routed[layer], routes)
+        not torch.equal(
+            signature(one.routed[layer].picked_BTK, one.routed[layer].kept_BTK), signature(*routes)
+        )
         for one, layers in zip(oracle, told, strict=True)
         for layer, routes in layers.items()
     ):
@@ -134,11 +136,6 @@ def with_ties_of_ranks(
     if all(len(some) == len(layers) for some, layers in zip(ties, told, strict=True)):
         return tried
     return run_oracle(reference, len(oracle), forced=ties) if any(ties) else oracle
-
-
-def _differ(routed: RoutedLayer, routes: tuple[torch.Tensor, torch.Tensor]) -> bool:
-    own = signature(routed.picked_BTK, routed.kept_BTK)
-    return not torch.equal(own, signature(*routes))
 
 
 def _up_to_first_choice(

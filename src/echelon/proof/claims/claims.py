@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The claims of a proof: what must hold, how far off it is, how far off it may be."""
+"""The claims of a proof in the order in which one causes the next, and how each fares.
+
+Sums that are rounded on their way are a run of their own: judged by their bounds.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from echelon.core.rulebook import prove as rules
@@ -14,7 +17,6 @@ from echelon.core.rulebook import weights as lora_rules
 from echelon.core.rules import Rule
 from echelon.parallel.completion.in_flight import RaceKind
 from echelon.proof.claims import (
-    activation_checks,
     captured_checks,
     checks,
     islands,
@@ -24,9 +26,14 @@ from echelon.proof.claims import (
     systematic,
     value_checks,
 )
+from echelon.proof.claims import checks as activation_checks
 from echelon.proof.claims.checks import Check
+from echelon.proof.claims.late_checks import same_bits
 from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.claims.predictions import bytes_sent
 from echelon.proof.evidence.evidence import AnyEvidence, CapturedEvidence, Evidence
+from echelon.proof.observed import ObservedRun
+from echelon.proof.sum_bounds import NUM_STEPS, SumNote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,3 +332,52 @@ def first_failure(results: Sequence[ClaimResult]) -> tuple[ClaimResult, Check] |
         for failure in result.failures
     ]
     return min(failures, key=lambda entry: entry[:3])[3:] if failures else None
+
+
+WITHIN_BOUNDS = "rounded sums are off by no more than half a step of each rounding"
+SAME_BITS = "late completion changes no bit where sums are rounded"
+BYTES_OF_HOPS = "bytes sent equal the formulas where sums are rounded"
+
+
+def judge_sums(evidence: PlanEvidence, observed: ObservedRun) -> tuple[ClaimResult, ...]:
+    """Return whether rounded sums keep to their bounds, and to their bytes in the first step.
+
+    `evidence` is that of exact sums: both runs begin with the same parameters. With late completion
+    the rounded sums, too, must be the same bit for bit.
+    """
+    kind = observed.plan.layout.zero.reduce
+    checks = [_check(note, kind, position) for position, note in enumerate(observed.sums)]
+    first = replace(evidence, plan=observed.plan, steps=evidence.steps[:1], run=observed, late=None)
+    return (
+        judged(rules.PROVE_QUANTISED_SUMS, WITHIN_BOUNDS, checks),
+        judged(rules.PROVE_BYTES_SENT, BYTES_OF_HOPS, list(bytes_sent(first))),
+        *_late_bits(evidence, observed),
+    )
+
+
+def _late_bits(evidence: PlanEvidence, observed: ObservedRun) -> tuple[ClaimResult, ...]:
+    """Return whether the run with late completion had the same bits, where there was one."""
+    late = evidence.late
+    if late is None or late.rounded is None:
+        return ()
+    both = replace(
+        evidence,
+        plan=observed.plan,
+        steps=evidence.steps[:NUM_STEPS],
+        run=observed,
+        late=replace(late, observed=late.rounded),
+    )
+    return (judged(rules.PROVE_LATE, SAME_BITS, list(same_bits(both))),)
+
+
+def _check(note: SumNote, kind: str, position: int) -> Check:
+    """Compare one tensor of a rank's slice: the error is its share of the bound."""
+    return Check(
+        note.step,
+        note.name,
+        note.error / note.bound if note.bound else math.inf if note.error else 0.0,
+        allowed=1.0,
+        detail=f"a sum is off by {note.error:.3g}, where rounding to {kind} makes it off by "
+        f"{note.bound:.3g} at most",
+        position=position,
+    )

@@ -34,7 +34,7 @@ from echelon.core.plan import Plan
 from echelon.proof.claims.claims import ClaimResult, first_failure, judge
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.claims.tolerance import run_errors
-from echelon.proof.evidence.tolerance import FLOAT64_TOLERANCE, Tolerance, measured
+from echelon.proof.evidence.evidence import FLOAT64_TOLERANCE, Tolerance, measured
 from echelon.proof.oracle.fp8 import Tie, TieNotes
 from echelon.proof.oracle.oracle import OracleStep, initial_parameters, run_oracle
 

@@ -19,8 +19,8 @@ from echelon.layout.islands import Island, island_plan, islands_of
 from echelon.proof.claims.checks import Check, exact_check, tensor_error
 from echelon.proof.claims.plan_evidence import PlanEvidence, RoundsEvidence
 from echelon.proof.claims.tolerance import FACTORS, own_tolerance
+from echelon.proof.evidence.evidence import float64_tolerance
 from echelon.proof.evidence.fits import FLOOR
-from echelon.proof.evidence.tolerance import float64_tolerance
 from echelon.proof.late import LateRun
 from echelon.proof.observed import ObservedRun, routing_from_ranks
 from echelon.proof.oracle.local_sgd import IslandOracle, run_islands

@@ -24,8 +24,7 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.core.rulebook import prove as rules
-from echelon.proof.claims.activation_checks import copies_at, whole_activation
-from echelon.proof.claims.checks import Check
+from echelon.proof.claims.checks import Check, copies_at, whole_activation
 from echelon.proof.claims.claims import ClaimResult, judged
 from echelon.proof.claims.tolerance import is_low
 from echelon.proof.evidence.fits import NUM_STANDARD_ERRORS
@@ -122,15 +121,12 @@ class NumbersOfThree:
 
     def more_zeros(self) -> torch.Tensor:
         """Return how many more zeros than one device the ranks have, of each row."""
+        exact = self.exact.double()
         zeros = [
-            (one == 0) & _means_something(other, self.exact)
+            (one == 0) & ((other.double() - exact).abs() < exact.abs() / 2)
             for one, other in ((self.seen, self.rough), (self.rough, self.seen))
         ]
         return (zeros[0].double() - zeros[1].double()).reshape(-1, self.rough.shape[-1]).sum(-1)
-
-
-def _means_something(found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    return (found.double() - exact.double()).abs() < exact.double().abs() / 2
 
 
 def _check(case: RangeCase, numbers: NumbersOfThree, position: int) -> Check:

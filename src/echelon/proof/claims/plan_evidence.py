@@ -10,8 +10,8 @@ from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.plan import Plan
 from echelon.layout.islands import Island
 from echelon.proof.evidence.evidence import CapturedEvidence, Evidence
-from echelon.proof.evidence.groups import AxisGroups, named_groups
-from echelon.proof.evidence.steps import Tensors
+from echelon.proof.evidence.mesh import AxisGroups, named_groups
+from echelon.proof.evidence.run import Tensors
 from echelon.proof.late import LateRun
 from echelon.proof.observed import ObservedRun
 from echelon.proof.oracle.local_sgd import OuterStep

@@ -17,7 +17,7 @@ from echelon.proof.claims.checks import Check, exact_check
 from echelon.proof.claims.choice_errors import choice_error, drop_error, signature
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.claims.tolerance import unit_roundoff
-from echelon.proof.evidence.tolerance import FLOAT64_TOLERANCE
+from echelon.proof.evidence.evidence import FLOAT64_TOLERANCE
 from echelon.proof.observed import ObservedRoutes, ObservedRun, reports_routes, routes_of
 from echelon.proof.oracle.oracle import OracleStep
 from echelon.proof.oracle.routing import RoutedLayer

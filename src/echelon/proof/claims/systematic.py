@@ -35,16 +35,19 @@ from torch.nn import functional as fn
 from echelon.core.parameters import ROUTER
 from echelon.models.decoder import FINAL_NORM
 from echelon.models.operations import Operations
-from echelon.proof.claims.activation_checks import copies_at, whole_activation
-from echelon.proof.claims.checks import Check
+from echelon.proof.claims.checks import Check, copies_at, whole_activation
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.claims.tolerance import FACTORS, is_low, num_partial_sums, unit_roundoff
+from echelon.proof.evidence.evidence import SAFETY_FACTOR
 from echelon.proof.evidence.fits import FEW, NUM_STANDARD_ERRORS, FactorFit, fit_part, sizeable
 from echelon.proof.evidence.run import INITIAL
-from echelon.proof.evidence.tolerance import SAFETY_FACTOR
-from echelon.proof.oracle.activations import hearing
-from echelon.proof.oracle.losses import loss_of_tokens
-from echelon.proof.oracle.oracle import OracleStep, build_decoder, step_from_values
+from echelon.proof.oracle.oracle import (
+    OracleStep,
+    build_decoder,
+    hearing,
+    loss_of_tokens,
+    step_from_values,
+)
 
 FLOAT32_DIGITS = 24
 """Binary digits of a float32."""

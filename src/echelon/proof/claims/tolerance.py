@@ -49,7 +49,7 @@ import torch
 
 from echelon.core.plan import DType, Plan
 from echelon.models.precision import LOW_PRECISION
-from echelon.proof.evidence.tolerance import ErrorSample, Tolerance, measured, tensor_errors
+from echelon.proof.evidence.evidence import ErrorSample, Tolerance, measured, tensor_errors
 from echelon.proof.oracle.operations import ForcedRouting
 from echelon.proof.oracle.oracle import TORCH_DTYPES, OracleStep, run_oracle
 

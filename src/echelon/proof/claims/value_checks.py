@@ -34,10 +34,9 @@ from echelon.layout.stage import update_rule_of
 from echelon.proof.claims.checks import Check, exact_check, relative_error, tensor_error
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.claims.tolerance import unit_roundoff
-from echelon.proof.evidence.evidence import AnyEvidence
+from echelon.proof.evidence.evidence import AnyEvidence, ErrorSample, measured, tensor_errors
 from echelon.proof.evidence.fits import FLOOR
 from echelon.proof.evidence.run import GRADIENTS, INITIAL
-from echelon.proof.evidence.tolerance import ErrorSample, measured, tensor_errors
 from echelon.proof.oracle.optimizers import (
     OptimizerState,
     clip_scale,
@@ -97,6 +96,7 @@ def updates_of_plan(evidence: PlanEvidence) -> Iterator[Check]:
     The head of this file says why.
     """
     replayed: ReplayedSteps | None = None
+    optimizer, specs = evidence.plan.mathematics.optimizer, evidence.run.specs
     for check in updates(evidence):
         oracle = evidence.steps[check.step]
         if oracle.skipped:
@@ -107,7 +107,7 @@ def updates_of_plan(evidence: PlanEvidence) -> Iterator[Check]:
         if (
             not check.error <= allowed
             and _may_replay(evidence)
-            and _is_whole(evidence, check.subject)
+            and OPTIMIZERS[update_rule_of(optimizer, specs[check.subject])].needs_whole_matrices
             and check.subject not in evidence.changed_outside(check.step)
         ):
             replayed = replay(evidence, torch.float64) if replayed is None else replayed
@@ -294,12 +294,6 @@ def _may_replay(evidence: PlanEvidence) -> bool:
     """Return whether the ranks told all that the formula needs, in a precision that is rough."""
     told = evidence.run.has_masters or not evidence.plan.mathematics.precision.has_master
     return evidence.tolerance.own_precision and told and not _overflows(evidence)
-
-
-def _is_whole(evidence: PlanEvidence, name: str) -> bool:
-    """Return whether the rule of a value needs its whole matrix, as Muon's does."""
-    rule = update_rule_of(evidence.plan.mathematics.optimizer, evidence.run.specs[name])
-    return OPTIMIZERS[rule].needs_whole_matrices
 
 
 def _overflows(evidence: PlanEvidence) -> bool:

@@ -14,8 +14,15 @@ from dataclasses import dataclass, field
 import torch
 
 from echelon.proof.evidence.mesh import NamedMesh
-from echelon.proof.evidence.run import INITIAL, PARAMETERS, HeldPart, ProgramRun
-from echelon.proof.evidence.steps import Passed, ReferenceStep, Tensors
+from echelon.proof.evidence.run import (
+    INITIAL,
+    PARAMETERS,
+    HeldPart,
+    Passed,
+    ProgramRun,
+    ReferenceStep,
+    Tensors,
+)
 
 LOCAL = "local"
 """The kind of gradients before reduction; each backward of a step has a number."""

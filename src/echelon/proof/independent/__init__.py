@@ -6,8 +6,7 @@ from papers and from the documentation, one sequence at a time, with loops and w
 of ours: only the records of a plan are read. `echelon prove --independent` compares the two.
 Why: docs/decisions/030-an-oracle-of-its-own.md.
 
-random_numbers.py   uniform and normal values of (key, index)
-weights.py          names, sizes, first values
+weights.py          names, sizes, first values; uniform and normal values of (key, index)
 sequence.py         one sequence on its way: weights, norms, dropout, what is noted of every part
 attention.py        grouped-query and latent attention, rotary positions, masks
 mixture.py          router, gates, capacity, experts, auxiliary losses, biases
@@ -17,8 +16,6 @@ training.py         the steps
 samples.py          what the trainer reads: sample order, mixtures, rows, document starts
 reading.py          the proof's own batches, and the trainer's, beside what they must be
 hugging_face/       the model of transformers with the oracle's weights, where there is one
-comparison.py       the oracle beside all of this: claims
 parts.py            the first part of a forward pass that differs
-walk.py             all of it for random plans and for all presets
-naming.py           the first difference: its tensor, step and part
+comparison.py       the oracle beside all of this: claims, and a name for the first difference
 """

@@ -1,14 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The oracle beside the independent implementation: claims, and the part that differs first.
-
-Everything that one device computes in a proof is compared in float64, step by step. Both start from
-the seed, and each later step of the independent one begins with the oracle's weights: two right
-runs that each went on by itself drift apart, by a factor of hundreds in a step where Muon makes a
-gradient orthogonal that is nearly of lower rank. Moments, counts, scales and what routers know are
-each run's own. The first difference in the order of causes is the one that is told.
-
-Shape suffixes: B sequences, T positions, K experts of a token.
-"""
+"""The oracle against the independent implementation: claims, and a name of what differs first."""
 
 from __future__ import annotations
 
@@ -19,13 +10,20 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.core.rulebook.prove import PROVE_INDEPENDENT
+from echelon.proof.causes.finding import Diagnosis, ProofFinding
 from echelon.proof.claims.checks import Check, exact_check, relative_error
-from echelon.proof.claims.claims import ClaimResult, judged
-from echelon.proof.evidence.fits import FLOOR
+from echelon.proof.claims.claims import ClaimResult, first_failure, judged
+from echelon.proof.evidence.evidence import FLOAT64_TOLERANCE
+from echelon.proof.evidence.fits import EXPLAINED, FLOOR, fit_factor
 from echelon.proof.evidence.run import INITIAL
-from echelon.proof.evidence.tolerance import FLOAT64_TOLERANCE
-from echelon.proof.independent.hugging_face.beside import class_beside, transformers_checks
+from echelon.proof.independent.hugging_face.beside import (
+    class_beside,
+    first_part_unlike_transformers,
+    transformers_checks,
+    why_not_beside,
+)
 from echelon.proof.independent.optimizers import decays, norm_of
+from echelon.proof.independent.parts import LOSS, SAME, first_different_part, forward_from
 from echelon.proof.independent.reading import (
     learning_rates,
     mixed_batches,
@@ -35,8 +33,22 @@ from echelon.proof.independent.reading import (
 from echelon.proof.independent.training import IndependentStep, run_independent
 from echelon.proof.independent.weights import first_values, weights_of
 from echelon.proof.oracle.batches import global_batch
-from echelon.proof.oracle.oracle import OracleStep, initial_parameters, run_oracle
+from echelon.proof.oracle.oracle import (
+    OracleStep,
+    initial_parameters,
+    router_loss_gradient,
+    run_oracle,
+)
 from echelon.proof.subject import ProofBatch
+from echelon.proof.verdict import ProofPass
+
+INITIAL_VALUES = "initial values"
+WEIGHT_DECAY = "weight decay"
+LEARNING_RATE = "learning rate"
+TIED_HEAD = "tied head"
+AUXILIARY = "auxiliary loss"
+BACKWARD = "backward pass"
+UPDATE = "update of the optimizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +88,9 @@ def compare(runs: TwoRuns) -> tuple[ClaimResult, ...]:
     return tuple(result for result in results if result.compared)
 
 
-def _own_batches(runs: TwoRuns) -> Iterator[Check]:
-    yield from proof_batches(runs.plan, runs.batches)
-
-
 def _trainer(runs: TwoRuns) -> Iterator[Check]:
     yield from trainer_batches(runs.plan, len(runs.batches))
     yield from mixed_batches(runs.plan, len(runs.batches))
-
-
-def _rates(runs: TwoRuns) -> Iterator[Check]:
-    yield from learning_rates(runs.plan)
 
 
 def _first_values(runs: TwoRuns) -> Iterator[Check]:
@@ -170,10 +174,6 @@ def gradient_checks(runs: TwoRuns) -> Iterator[Check]:
             yield from _tensors(oracle.step, oracle.gradients, independent.gradients, backward=True)
 
 
-def _transformers(runs: TwoRuns) -> Iterator[Check]:
-    yield from transformers_checks(runs.plan, runs.oracle, runs.batches)
-
-
 def _norms(runs: TwoRuns) -> Iterator[Check]:
     """Compare norms, learning rates and loss scales, and which steps are skipped."""
     for oracle, independent in runs.pairs():
@@ -229,15 +229,15 @@ UPDATES = "every clipped update"
 PARAMETERS = "every parameter after every step"
 
 COMPARISONS: Mapping[str, Callable[[TwoRuns], Iterator[Check]]] = {
-    OWN_BATCHES: _own_batches,
+    OWN_BATCHES: lambda runs: proof_batches(runs.plan, runs.batches),
     TRAINER_BATCHES: _trainer,
-    RATES: _rates,
+    RATES: lambda runs: learning_rates(runs.plan),
     FIRST_VALUES: _first_values,
     ROUTES: _routes,
     BALANCE: _balance,
     LOSSES: _losses,
     GRADIENTS: gradient_checks,
-    TRANSFORMERS: _transformers,
+    TRANSFORMERS: lambda runs: transformers_checks(runs.plan, runs.oracle, runs.batches),
     NORMS: _norms,
     DECAY: _decay_groups,
     UPDATES: _updates,
@@ -275,3 +275,122 @@ def _error(found: torch.Tensor, right: torch.Tensor) -> float:
     if found.shape != right.shape:
         return float("inf")
     return relative_error(found, right, 0.0)
+
+
+def independent_pass(plan: Plan, num_steps: int) -> ProofPass:
+    """Compare the oracle of a shrunk float64 plan with the independent implementation."""
+    runs = TwoRuns.of(plan, num_steps)
+    claims = compare(runs)
+    return ProofPass(
+        precision="fp64",
+        claims=claims,
+        diagnosis=_diagnosis(runs, claims),
+        note=why_not_beside(plan),
+    )
+
+
+def _diagnosis(runs: TwoRuns, claims: Sequence[ClaimResult]) -> Diagnosis | None:
+    first = first_failure(claims)
+    if first is None:
+        return None
+    claim, failure = first
+    part, tensor, says = _named(runs, claim.statement, failure)
+    finding = ProofFinding("", says, tensor=tensor, residual=failure.error)
+    return Diagnosis.of(claim, failure, finding, part)
+
+
+def _named(runs: TwoRuns, statement: str, failure: Check) -> tuple[str, str, str]:
+    """Return the part at fault, the tensor (or unit, or number) that shows it, and what is seen."""
+    subject, detail = failure.subject, failure.detail or f"off by {failure.error:.2g}"
+    if statement in (OWN_BATCHES, TRAINER_BATCHES):
+        whose = "the proof" if statement == OWN_BATCHES else "the trainer"
+        return subject, f"batches of {whose}", detail
+    if statement == BALANCE:
+        part, _, unit = subject.rpartition(" of ")
+        return part, unit, detail
+    if statement == NORMS:
+        return subject, f"step {failure.step}", detail
+    if explain := _EXPLANATIONS.get(statement):
+        return explain(runs, failure)
+    return _PARTS[statement], subject, detail
+
+
+def _of_forward(runs: TwoRuns, failure: Check) -> tuple[str, str, str]:
+    step = failure.step
+    found = first_different_part(runs.plan, runs.oracle[step], runs.batches[step])
+    if found is None:
+        return LOSS, failure.subject, failure.detail
+    return found.part, found.unit, found.says
+
+
+def _beside_transformers(runs: TwoRuns, failure: Check) -> tuple[str, str, str]:
+    """Name what transformers computes otherwise than both implementations here."""
+    step = failure.step
+    found = first_part_unlike_transformers(runs.plan, runs.oracle[step], runs.batches[step])
+    if found is None:
+        return BACKWARD, failure.subject, f"off by {failure.error:.2g} beside transformers"
+    return found.part, found.unit, found.says
+
+
+def _of_gradient(runs: TwoRuns, failure: Check) -> tuple[str, str, str]:
+    """Name a gradient that differs though every loss agrees."""
+    oracle, name = runs.oracle[failure.step], failure.subject
+    wrong = {
+        one.subject
+        for one in gradient_checks(runs)
+        if one.step == failure.step and not one.error <= one.allowed
+    }
+    if runs.plan.model.tied and wrong == {"embedding.weight"}:
+        return TIED_HEAD, name, f"off by {failure.error:.2g}; all other gradients agree"
+    if runs.plan.model.experts is not None and _router_losses_differ(runs, oracle, wrong):
+        return AUXILIARY, name, f"off by {failure.error:.2g} in what routers add to the loss"
+    right = runs.independent[failure.step].gradients[name]
+    factor, residual = fit_factor(oracle.gradients[name], right)
+    times = f"{factor:.6g} times the right one" if residual < EXPLAINED else ""
+    return BACKWARD, name, times or f"off by {failure.error:.2g}; every loss agrees"
+
+
+def _router_losses_differ(runs: TwoRuns, oracle: OracleStep, wrong: set[str]) -> bool:
+    """Return whether what routers add has another gradient in the weights of some router."""
+    plan, step = runs.plan, oracle.step
+    leaves = {name: value.detach().requires_grad_() for name, value in oracle.before.items()}
+    passed = forward_from(plan, oracle, runs.batches[step], leaves)
+    for name in sorted(name for name in wrong if name.endswith("router.weight")):
+        found = router_loss_gradient(plan, oracle, name)
+        if not passed.beside.requires_grad:
+            return found is not None
+        (right,) = torch.autograd.grad(passed.beside, leaves[name], retain_graph=True)
+        if found is None or float((found - right).norm()) > SAME * float(right.norm()):
+            return True
+    return False
+
+
+def _of_update(runs: TwoRuns, failure: Check) -> tuple[str, str, str]:
+    """Name an update that differs though the gradients and the rate agree."""
+    name, step = failure.subject, failure.step
+    oracle, independent = runs.oracle[step], runs.independent[step]
+    settings, right = runs.plan.mathematics.optimizer, independent.after[name]
+    fact = weights_of(runs.plan.model)[name]
+    part = oracle.updates[name]
+    if settings.kind != "sgd" and decays(settings, fact):
+        wanted = -independent.learning_rate * settings.weight_decay * independent.before[name]
+        if float((part.decay - wanted).norm()) > SAME * float(wanted.norm()):
+            factor, _ = fit_factor(part.decay, wanted)
+            return WEIGHT_DECAY, name, f"it decays {factor:.6g} times as fast as it should"
+    factor, residual = fit_factor(part.total, right - independent.before[name])
+    times = f"{factor:.6g} times the right one" if residual < EXPLAINED else ""
+    return UPDATE, name, times or f"off by {failure.error:.2g}; gradients and rate agree"
+
+
+_PARTS = {RATES: LEARNING_RATE, FIRST_VALUES: INITIAL_VALUES, DECAY: WEIGHT_DECAY}
+"""The part that a comparison is about, where it is about one."""
+
+_EXPLANATIONS: Mapping[str, Callable[[TwoRuns, Check], tuple[str, str, str]]] = {
+    ROUTES: _of_forward,
+    LOSSES: _of_forward,
+    GRADIENTS: _of_gradient,
+    TRANSFORMERS: _beside_transformers,
+    UPDATES: _of_update,
+    PARAMETERS: _of_update,
+}
+"""What names a difference, by the comparison that shows it."""

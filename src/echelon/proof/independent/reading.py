@@ -23,7 +23,7 @@ import numpy as np
 from echelon.core.plan import Plan
 from echelon.core.settings.list_types import MixturePhase
 from echelon.proof.claims.checks import Check, exact_check
-from echelon.proof.evidence.tolerance import FLOAT64_TOLERANCE
+from echelon.proof.evidence.evidence import FLOAT64_TOLERANCE
 from echelon.proof.independent.optimizers import rate_of
 from echelon.proof.independent.samples import (
     ReadRow,

@@ -27,7 +27,7 @@ from fractions import Fraction
 from hashlib import blake2b
 from heapq import merge
 
-from echelon.proof.independent.random_numbers import GOLDEN, mixed
+from echelon.proof.independent.weights import GOLDEN, mixed
 
 _WORD = 2**64  # one more than the largest number of 64 bits
 _PLACES = 65_536  # of the pattern of a phase
@@ -134,15 +134,11 @@ def _permuted(order: str, epoch: int, index: int, num_samples: int) -> int:
     text = f"sample-order\0{order}".encode()
     of_seed = int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
     of_epoch = mixed(mixed((epoch * GOLDEN + of_seed) % _WORD))
-    keys = [mixed((of_epoch + r * GOLDEN) % _WORD) for r in range(1, 1 + _num_rounds(bits))]
+    keys = [mixed((of_epoch + r * GOLDEN) % _WORD) for r in range(1, 33 if bits < 12 else 13)]
     while True:
         index = _through_rounds(index, keys, bits)
         if index < num_samples:
             return index
-
-
-def _num_rounds(bits: int) -> int:
-    return 32 if bits < 12 else 12
 
 
 def _through_rounds(index: int, keys: Sequence[int], bits: int) -> int:

@@ -20,7 +20,7 @@ import torch
 from echelon.core.experts import Balance
 from echelon.core.model_shape import ModelShape
 from echelon.proof.independent.fp8 import UNROUNDED, Fp8Rules, fp8_product, layers_that_share
-from echelon.proof.independent.random_numbers import key_of, uniforms
+from echelon.proof.independent.weights import key_of, uniforms
 
 EMBEDDING_UNIT = "embedding"
 HEAD_UNIT = "head"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The oracle: the same training on one device, in plain code.
 
-oracle.py       the steps: loss, gradients, norm, clip, update; what a gradient is a sum of
+oracle.py       the steps: loss, gradients, norm, clip, update; their parts, and what passes in them
 batches.py      made-up global batches
 operations.py   attention that rounds as kernels do; tokens that go where ranks sent them
 fp8.py          8-bit numbers: linear layers, and int8 weights

@@ -5,7 +5,7 @@ No two microbatches have the same tokens, and, as far as the lengths allow, no t
 number of valid tokens: then a mean of means, a swapped microbatch, or the same data on two
 replicas gives other numbers.
 
-Where a dynamic loss scale is to overflow (`proof/oracle/loss_scale.py`), some steps are *loud*:
+Where a dynamic loss scale is to overflow (`proof/oracle/optimizers.py`), some steps are *loud*:
 one token over and over, always to be followed by the same other one; their gradients add up to a
 larger norm than those of other steps.
 

@@ -21,7 +21,7 @@ what runs differ by is the rounding of the precision, as a plan's is.
 Products of 8-bit numbers have few digits, so that a number may lie in the very middle between two
 8-bit numbers, but for the order in which a sum was added up. Whoever
 adds otherwise may round to the other side. Ties are noted, and any of them can be rounded to its
-other side, as ranks may have done (`proof/claims/conditioning.py`).
+other side, as ranks may have done (`proof/claims/tolerance.py`).
 
 Of weights that are gathered as int8 a block is so many neighbours of a row. Its step is its largest
 number over 127, and each number becomes the nearest multiple of the step, of two the even one; a

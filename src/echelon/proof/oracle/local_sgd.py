@@ -70,7 +70,10 @@ def run_islands(
     """
     local = plan.mathematics.local_sgd
     runs = [OracleRun(island_plan(plan, i), factor=factor) for i in range(local.islands)]
-    outer = {name: _wide(value) for name, value in runs[0].values.items()}
+    outer = {
+        name: value.to(torch.promote_types(value.dtype, torch.float32))
+        for name, value in runs[0].values.items()
+    }
     momentum = {name: torch.zeros_like(value) for name, value in outer.items()}
     met: dict[str, list[torch.Tensor]] = {}
     due: dict[int, list[str]] = {}
@@ -187,7 +190,3 @@ def _with_outer(step: OracleStep, values: Tensors, changed: Sequence[str]) -> Or
         added = values[name] - step.before[name]
         updates[name] = TensorUpdate(main=added, decay=torch.zeros_like(added))
     return replace(step, after=dict(values), updates=updates)
-
-
-def _wide(value: torch.Tensor) -> torch.Tensor:
-    return value.to(torch.promote_types(value.dtype, torch.float32))

@@ -8,13 +8,15 @@ In mixed precision the values are kept in the master dtype, the model is built f
 to the parameters' dtype, and gradients are summed as the plan says: over microbatches in the
 gradients' dtype, then over replicas in that of the reduction.
 
-Shape suffixes: B sequences of the global batch, T positions, N = T * B, V vocabulary.
+Shape suffixes: B sequences of the global batch, T positions, N = T * B, V vocabulary, W numbers of
+a token (hidden, or experts).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -24,11 +26,10 @@ from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.counter_random import initial_values
-from echelon.models.decoder import Decoder
+from echelon.models.decoder import Decoder, listen_to_boundaries
 from echelon.models.operations import Operations
 from echelon.models.precision import widened
-from echelon.proof.evidence.steps import ReferenceStep
-from echelon.proof.oracle.activations import Activations, hearing, with_routers
+from echelon.proof.evidence.run import ReferenceStep
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.fp8 import (
     Fp8Rounding,
@@ -394,3 +395,95 @@ def _gradients(model: Decoder) -> dict[str, torch.Tensor]:
         assert parameter.grad is not None, f"the oracle has no gradient of {name}"
         result[name] = parameter.grad.detach().clone()
     return result
+
+
+def loss_of_sequences(plan: Plan, model: Decoder, oracle: OracleStep) -> torch.Tensor:
+    """Run a model on the batch of a step; return what each sequence adds to the loss, [B]."""
+    losses_BT = token_losses(plan, model, global_batch(plan, oracle.step), oracle.step)
+    loss_B = losses_BT.sum(1) / oracle.tokens
+    beside_B, _ = routing_losses(plan, model.operations.routing, oracle.routing)
+    return loss_B if beside_B is None else loss_B + beside_B
+
+
+def loss_of_tokens(plan: Plan, model: Decoder, oracle: OracleStep) -> torch.Tensor:
+    """Run a model on the batch of a step; return the loss without what routers add."""
+    losses_BT = token_losses(plan, model, global_batch(plan, oracle.step), oracle.step)
+    return losses_BT.sum() / oracle.tokens
+
+
+def whole_loss(plan: Plan, model: Decoder, oracle: OracleStep) -> torch.Tensor:
+    """Run a model on the batch of a step; return all that its gradient is the gradient of."""
+    return loss_of_sequences(plan, model, oracle).sum()
+
+
+def router_loss_gradient(plan: Plan, oracle: OracleStep, name: str) -> torch.Tensor | None:
+    """Return the part of a gradient that routers add; None where they add nothing."""
+    model = build_decoder(plan, oracle.before, routing=oracle.routing, rounding=oracle.rounding)
+    loss_of_tokens(plan, model, oracle)
+    beside_B, _ = routing_losses(plan, model.operations.routing, oracle.routing)
+    if beside_B is None:
+        return None
+    parameter = model.get_parameter(name)
+    return torch.autograd.grad(beside_B.sum(), parameter, allow_unused=True)[0]
+
+
+Activations = Mapping[str, torch.Tensor]
+"""What passed each boundary, [B, T, W], in the order of the forward pass."""
+
+
+@dataclass(slots=True)
+class HeardActivations:
+    """Hold what passed each boundary, [B, T, D], and the gradients there as far as they came."""
+
+    forward: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+
+    def hear(self, name: str, x_ND: torch.Tensor, batch: TokenBatch) -> None:
+        """Keep what passes a boundary; gradients that come in several parts add up."""
+        count = batch.num_sequences
+        self.forward[name] = _by_sequence(x_ND, count)
+
+        def on_gradient(dx_ND: torch.Tensor) -> None:
+            part = _by_sequence(dx_ND, count)
+            before = self.gradients.get(name)
+            self.gradients[name] = part if before is None else before + part
+
+        if x_ND.requires_grad:
+            x_ND.register_hook(on_gradient)
+
+    def backward(self) -> Activations:
+        """Return the gradients in the order of the backward pass."""
+        names = (name for name in reversed(self.forward) if name in self.gradients)
+        return {name: self.gradients[name] for name in names}
+
+
+def _by_sequence(x_ND: torch.Tensor, num_sequences: int) -> torch.Tensor:
+    """Return rows of tokens, sequence first, as [B, T, D] of their own."""
+    return x_ND.detach().unflatten(0, (-1, num_sequences)).transpose(0, 1).clone()
+
+
+@contextmanager
+def hearing(model: Decoder) -> Iterator[HeardActivations]:
+    """Hear what passes the boundaries of a model."""
+    heard = HeardActivations()
+    handles = listen_to_boundaries(model, heard.hear)
+    try:
+        yield heard
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def with_routers(forward: Activations, routed: Mapping[int, RoutedLayer]) -> Activations:
+    """Return the activations and, before each mixture of experts, its scores and gates."""
+    found: dict[str, torch.Tensor] = {}
+    for name, value in forward.items():
+        prefix, _, part = name.rpartition(".")
+        layer = int(prefix.partition(".")[2]) if prefix else -1
+        if part == "mlp" and layer in routed:
+            one = routed[layer]
+            found[f"{prefix}.scores"] = one.wanted_BTE
+            gates_BTE = one.gates_BTK.new_zeros(one.wanted_BTE.shape)
+            found[f"{prefix}.gates"] = gates_BTE.scatter(-1, one.picked_BTK, one.gates_BTK)
+        found[name] = value
+    return found

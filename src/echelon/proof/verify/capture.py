@@ -35,8 +35,7 @@ from echelon.proof.evidence.captured import (
     RankCapture,
     RankReport,
 )
-from echelon.proof.evidence.run import GRADIENTS, INITIAL, PARAMETERS
-from echelon.proof.evidence.steps import Tensors
+from echelon.proof.evidence.run import GRADIENTS, INITIAL, PARAMETERS, Tensors
 from echelon.proof.verify.case import OnRank
 from echelon.proof.verify.placement.located import LocatedTensor
 from echelon.proof.verify.placement.names import NameTable

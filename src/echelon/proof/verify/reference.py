@@ -26,7 +26,7 @@ from echelon.core.rulebook.verify import VERIFY_RETURNED
 from echelon.launch.context import RankContext
 from echelon.proof.claims.tolerance import FACTORS
 from echelon.proof.evidence.captured import LogicalParameters, Reference, ReferencePass
-from echelon.proof.evidence.steps import Passed, ReferenceStep, Tensors
+from echelon.proof.evidence.run import Passed, ReferenceStep, Tensors
 from echelon.proof.verify.case import OneDevice
 from echelon.proof.verify.subject_file import SubjectFile, SubjectSettings, open_subject
 from echelon.proof.verify.watch import PassingWatch

@@ -17,12 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from echelon.config.files.program import (
-    DEVICE_FUNCTION,
-    RANK_FUNCTION,
-    require_program,
-    split_program,
-)
+from echelon.config.reading import DEVICE_FUNCTION, RANK_FUNCTION, require_program, split_program
 from echelon.core.errors import ConfigError, EchelonError, EnvironmentProblem, Problem
 from echelon.core.rulebook import verify as rules
 from echelon.proof.evidence.mesh import NamedMesh

@@ -21,7 +21,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as fn
 
-from echelon.proof.evidence.steps import CountedTokens, Passed, PassedTensor
+from echelon.proof.evidence.run import CountedTokens, Passed, PassedTensor
 
 MOST_BYTES = 64 * 2**20
 """Bytes that are kept of a run on one rank; what comes later is not compared."""

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from echelon.config.rules.plan import require_trainable
+from echelon.config.rules.finders import require_trainable
 from echelon.core.axis import MESH_AXES
 from echelon.core.errors import ConfigError
 from echelon.core.mesh import Mesh
@@ -37,8 +37,8 @@ from echelon.layout.stage import with_rounding
 from echelon.proof.causes.finding import Diagnosis, ProofFinding
 from echelon.proof.claims.checks import Check, exact_check, relative_error
 from echelon.proof.claims.claims import ClaimResult, first_failure, judged
+from echelon.proof.evidence.evidence import FLOAT64_TOLERANCE
 from echelon.proof.evidence.fits import FLOOR
-from echelon.proof.evidence.tolerance import FLOAT64_TOLERANCE
 from echelon.proof.independent.optimizers import has_formula
 from echelon.proof.independent.training import IndependentRun, IndependentStep
 from echelon.proof.oracle.local_sgd import as_sent, meets, outer_formula
@@ -47,14 +47,18 @@ from echelon.proof.shrink import shrink
 from echelon.proof.sum_bounds import with_exact_sums
 from echelon.proof.verdict import Proof, ProofPass
 from echelon.proof.whole_run.one_device import (
+    END_OF_DOCUMENT,
+    PROMPTS,
+    VOCABULARY,
     OneDeviceRun,
+    RunTexts,
     batch_of_step,
     continuation,
     held_out_loss,
     num_samples_of,
     run_on_one_device,
+    texts_for,
 )
-from echelon.proof.whole_run.texts import END_OF_DOCUMENT, PROMPTS, VOCABULARY, RunTexts, texts_for
 
 _OURS = "echelon.training.whole_run"
 

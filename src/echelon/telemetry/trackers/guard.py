@@ -74,7 +74,8 @@ class MirrorProcess:
     def restart_if_due(self, selector: selectors.BaseSelector) -> None:
         """Start it again where it ended and its pause is over, and read a drop of a flood."""
         if self._flood is not None:
-            self._drop(self._flood, selector)
+            with suppress(BlockingIOError):
+                self.read(self._flood, selector)
         if self.process is None and not self.done and time.monotonic() >= self._next_start:
             self.start(selector)
 
@@ -103,10 +104,6 @@ class MirrorProcess:
         if not self.done:
             self.keep(f"the mirror ended with {code}\n".encode())
             self._wait_longer()
-
-    def _drop(self, flood: IO[bytes], selector: selectors.BaseSelector) -> None:
-        with suppress(BlockingIOError):
-            self.read(flood, selector)
 
     def say_ended(self) -> None:
         """Tell the process that the run has ended."""
@@ -217,11 +214,6 @@ def kill_session(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def give_way() -> None:
-    """Let the processes of ranks run before this one, and what it starts."""
-    os.nice(_NICENESS)
-
-
 def tracker_environment(
     tracker: TrackerRecord, folder: Path, environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
@@ -240,7 +232,7 @@ def tracker_environment(
 def main(arguments: list[str]) -> int:
     """Guard the mirrors that the arguments name; return the exit status."""
     run, project, drain_s, *trackers = arguments
-    give_way()
+    os.nice(_NICENESS)
     mirrors = [MirrorProcess(Path(run), one, project) for one in trackers]
     return Guard(mirrors, sys.stdin.fileno(), float(drain_s)).watch()
 

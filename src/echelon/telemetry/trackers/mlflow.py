@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from echelon.core.optional import optional_package
-from echelon.telemetry.trackers.tracker import ENTRY, Point, TrackedRun
+from echelon.telemetry.trackers.tracker import ENTRY, Point, TrackedRun, Tracker
 
 _MOST = {"metrics": 1000, "params": 100, "tags": 100}
 """What one request may hold, of each kind."""
@@ -20,10 +20,8 @@ _PARAMETER_TEXT = 500  # characters of the value of a parameter
 _TAG_TEXT = 5000  # characters of the value of a tag
 
 
-class MLflow:
+class MLflow(Tracker):
     """Write metrics, parameters and tags of one run."""
-
-    rewinds = False
 
     def __init__(self) -> None:
         """Import the client."""
@@ -62,10 +60,6 @@ class MLflow:
         """Return the number of the last line, which every request ends with."""
         metrics = self._client.get_run(self._run_id).data.metrics
         return int(metrics.get(ENTRY, 0))
-
-    def rewind(self, step: int) -> None:
-        """Never asked for: MLflow forgets no number."""
-        raise AssertionError("MLflow cannot rewind")
 
     def write(self, points: Sequence[Point]) -> None:
         """Write points, as many to a request as it may hold."""

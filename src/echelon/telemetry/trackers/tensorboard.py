@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from echelon.core.optional import optional_package
-from echelon.telemetry.trackers.tracker import Point, TrackedRun
+from echelon.telemetry.trackers.tracker import Point, TrackedRun, Tracker
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """Write event files."""
 
     rewinds = True

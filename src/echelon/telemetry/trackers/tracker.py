@@ -18,11 +18,7 @@ from echelon.core.choices.trackers import TRACKERS_FOLDER
 from echelon.core.parameters import num_parameters
 from echelon.core.version import __version__
 from echelon.telemetry.events import METRICS_FILE, START, STEP
-from echelon.telemetry.json_lines import (
-    LogEntry,
-    end_of_whole_lines,
-    read_entries,
-)
+from echelon.telemetry.json_lines import LogEntry, end_of_whole_lines, read_entries
 from echelon.telemetry.run_directory import open_run
 
 ENTRY = "run/entry"
@@ -82,7 +78,7 @@ class TrackedRun:
 class Tracker(Protocol):
     """Write the points of one run into a tracker; what fails raises, and is tried again later."""
 
-    rewinds: bool
+    rewinds: bool = False
     """Whether it can forget what follows a step."""
 
     def open(self, run: TrackedRun) -> str:
@@ -94,8 +90,8 @@ class Tracker(Protocol):
         ...
 
     def rewind(self, step: int) -> None:
-        """Forget this step and what follows it."""
-        ...
+        """Forget this step and what follows it; asked only of one that can."""
+        raise AssertionError(f"{type(self).__name__} cannot rewind")
 
     def write(self, points: Sequence[Point]) -> None:
         """Write points; once this returns they are the tracker's."""

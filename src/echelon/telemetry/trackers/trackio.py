@@ -12,15 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from echelon.core.optional import optional_package
-from echelon.telemetry.trackers.tracker import ENTRY, Point, TrackedRun
+from echelon.telemetry.trackers.tracker import ENTRY, Point, TrackedRun, Tracker
 
 _WRITTEN_WITHIN_S = 60.0  # s; it writes twice a second
 
 
-class Trackio:
+class Trackio(Tracker):
     """Write rows of numbers and texts."""
-
-    rewinds = False
 
     def __init__(self) -> None:
         """Import it."""
@@ -47,10 +45,6 @@ class Trackio:
     def recorded(self) -> int | None:
         """Return the largest line number of its rows; None where they are on a server."""
         return None if self._run.url is not None else max(self._numbers(), default=0)
-
-    def rewind(self, step: int) -> None:
-        """Never asked for: rows stay."""
-        raise AssertionError("trackio cannot rewind")
 
     def write(self, points: Sequence[Point]) -> None:
         """Write rows, and wait until the last one can be read back."""

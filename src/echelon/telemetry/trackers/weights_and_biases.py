@@ -15,7 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from echelon.core.optional import optional_package
-from echelon.telemetry.trackers.tracker import ENTRY, Point, TrackedRun
+from echelon.telemetry.trackers.tracker import ENTRY, Point, TrackedRun, Tracker
 
 STEP_AXIS = "step"
 _HEADER_BYTES = 7  # of a file
@@ -25,10 +25,8 @@ _FULL = 1  # kind of a chunk that is a whole record
 _LAST = 4  # kind of a chunk that ends one
 
 
-class WeightsAndBiases:
+class WeightsAndBiases(Tracker):
     """Write rows of numbers and texts."""
-
-    rewinds = False
 
     def __init__(self) -> None:
         """Import it."""
@@ -72,10 +70,6 @@ class WeightsAndBiases:
         for path in offline_files(Path(self._run.dir).parents[1], self._run.id):
             numbers += [int(row[ENTRY]) for row in offline_rows(path) if ENTRY in row]
         return max(numbers)
-
-    def rewind(self, step: int) -> None:
-        """Never asked for: rows stay."""
-        raise AssertionError("Weights & Biases cannot rewind")
 
     def write(self, points: Sequence[Point]) -> None:
         """Write rows; its own process writes them out."""

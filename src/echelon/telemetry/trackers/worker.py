@@ -172,11 +172,7 @@ class Mirror:
         self._tracker.close()
         earlier = self._progress
         self._progress = replace(
-            earlier,
-            id="",
-            revision=earlier.revision + 1,
-            lines=0,
-            replayed=points[-1].number,
+            earlier, id="", revision=earlier.revision + 1, lines=0, replayed=points[-1].number
         )
         self._tracker = self._begin()
         everything = MetricsReader(self.run).look(final=True)

@@ -23,7 +23,7 @@ from statistics import median, quantiles
 import torch
 import torch.distributed as dist
 
-from echelon.config.files.times_file import BLOCK, PASSES, UNITS, TimesFile, fitted_settings
+from echelon.config.files.measurements import BLOCK, PASSES, UNITS, TimesFile, fitted_settings
 from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.choices.updates import Updates
 from echelon.core.event import EventList, NoEvents

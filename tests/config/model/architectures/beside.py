@@ -17,13 +17,13 @@ from echelon.interop.hugging_face.folder import hub_config, shape_of_config
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.parallel.storage.weights import Shard
-from echelon.proof.independent.hugging_face.configuration import TransformersModel
-from echelon.proof.independent.hugging_face.model import (
+from echelon.proof.independent.hugging_face.beside import (
     TokensAndLabels,
     build,
     give_weights,
     loss_and_gradients,
 )
+from echelon.proof.independent.hugging_face.configuration import TransformersModel
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.weights.files import find_weights
 from echelon.training.weights.load import load_weights

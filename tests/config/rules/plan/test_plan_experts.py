@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from echelon.config.load import load_job
-from echelon.config.rules.plan import plan_problems, require_trainable
+from echelon.config.rules.finders import plan_problems, require_trainable
 from echelon.core.errors import InfeasiblePlan
 from echelon.core.plan import Plan
 

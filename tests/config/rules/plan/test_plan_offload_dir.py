@@ -13,7 +13,7 @@ import pytest
 import echelon as ec
 from echelon.api.training import train_job
 from echelon.config.load import load_job
-from echelon.config.rules.plan import offload_problems, offloaded_bytes, require_offload_dir
+from echelon.config.rules.finders import offload_problems, offloaded_bytes, require_offload_dir
 from echelon.core.errors import EchelonError, EnvironmentProblem
 from echelon.core.plan import Plan
 

@@ -10,8 +10,8 @@ from echelon.page.lessons.collectives import (
     RANKS,
     all_reduce_algorithms,
     member,
+    recorded_collective,
 )
-from echelon.page.lessons.recorded_collectives import recorded_collective
 from echelon.parallel.transport.algorithms import steps_of
 from tests.page.lessons.shown import diagrams, facts, tiles
 

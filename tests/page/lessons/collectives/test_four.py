@@ -6,8 +6,13 @@ import pytest
 
 from echelon.core.units import decimal_bytes
 from echelon.handbook.errata.claims import all_claims
-from echelon.page.lessons.collectives import NAMES, bytes_by_formula, four_collectives
-from echelon.page.lessons.recorded_collectives import ALL_TO_ALL, recorded_collective
+from echelon.page.lessons.collectives import (
+    ALL_TO_ALL,
+    NAMES,
+    bytes_by_formula,
+    four_collectives,
+    recorded_collective,
+)
 from tests.page.lessons.shown import diagrams, facts, tiles
 
 

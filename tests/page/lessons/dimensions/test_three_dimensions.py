@@ -8,11 +8,13 @@ from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.model_sizes import tensor_message_bytes
 from echelon.handbook.errata.claims import all_claims
 from echelon.page.lessons.dimensions import (
-    part_of_matrix,
+    FFN,
+    HIDDEN,
     samples_of,
     three_dimensions,
     ways,
 )
+from echelon.page.lessons.matrices import mlp_weights
 from tests.page.lessons.shown import facts, tiles
 
 
@@ -22,7 +24,8 @@ def test_shares_are_those_of_the_guide() -> None:
     frames = three_dimensions().scene(ranks="4").frames
     assert len(frames) == 3
     assert len(samples_of(0, 4)) == claims["distributed-01"] == 8
-    assert list(part_of_matrix(4)) == claims["distributed-02"] == [4096, 4096]
+    out, inner = mlp_weights(HIDDEN, FFN)[0].local_shape(4)
+    assert [inner, out] == claims["distributed-02"] == [4096, 4096]
     own = [[tiles(frames[cut])[f"{rank}-{cut}-{rank}"] for rank in range(4)] for cut in range(3)]
     assert [one.label for one in own[0]] == ["0-7", "8-15", "16-23", "24-31"]
     assert own[1][3].words == "columns 12288 to 16383 of a matrix [4096, 16384]"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echelon.page.lessons.recorded_collectives import (
+from echelon.page.lessons.collectives import (
     RecordedCollective,
     RecordedMessage,
     message_move,

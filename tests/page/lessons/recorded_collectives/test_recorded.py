@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 
 from echelon.cost.bytes.all_reduce import SumGroup
-from echelon.page.lessons.collectives import BYTES, NAMES, RANKS, bytes_by_formula
-from echelon.page.lessons.recorded_collectives import ALL_TO_ALL, recorded_collective
-from echelon.parallel.transport.algorithms import (
-    gather_steps_of,
-    scatter_steps_of,
-    steps_of,
+from echelon.page.lessons.collectives import (
+    ALL_TO_ALL,
+    BYTES,
+    NAMES,
+    RANKS,
+    bytes_by_formula,
+    recorded_collective,
 )
+from echelon.parallel.transport.algorithms import gather_steps_of, scatter_steps_of, steps_of
 
 MAKERS = {
     "all-reduce": steps_of,

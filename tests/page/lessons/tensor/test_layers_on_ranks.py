@@ -6,9 +6,8 @@ import pytest
 
 from echelon.cost.bytes.terms import all_gather_bytes, all_reduce_bytes
 from echelon.launch.local.supervisor import RankPool
-from echelon.page.lessons.matrices import added, beside, numel
+from echelon.page.lessons.matrices import added, beside, mlp_of, numel
 from echelon.page.lessons.tensor.linear import column_layer, row_layer
-from echelon.page.lessons.tensor.ranks import mlp_of
 from tests.page.lessons.tensor import layer_targets
 from tests.page.lessons.tensor.layer_targets import LayerNumbers, LayerResults
 

@@ -7,8 +7,8 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.cost.bytes.sent import bytes_sent
+from echelon.page.lessons.matrices import mlp_of
 from echelon.page.lessons.tensor.pair import MEGATRON, OTHER, mlp_pair, sent_in_forward
-from echelon.page.lessons.tensor.ranks import mlp_of
 from tests.page.lessons.shown import facts, numbers, tiles_of
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echelon.cost.bytes.terms import all_gather_bytes, all_reduce_bytes
-from echelon.page.lessons.tensor.ranks import (
+from echelon.page.lessons.matrices import (
     degree_control,
     gather_fact,
     kinds_of,

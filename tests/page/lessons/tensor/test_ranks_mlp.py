@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from echelon.page.lessons.matrices import beside, rectified
-from echelon.page.lessons.tensor.ranks import mlp_of
+from echelon.page.lessons.matrices import beside, mlp_of, rectified
 
 
 @pytest.mark.parametrize("degree", [1, 2, 4])

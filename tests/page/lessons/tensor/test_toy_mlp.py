@@ -11,7 +11,6 @@ from echelon.page.lessons.tensor.toy_mlp import (
     BOTH,
     WITH,
     WITHOUT,
-    multiplications,
     toy_mlp,
     weights_held,
 )
@@ -23,7 +22,6 @@ def test_weights_are_those_of_the_guide_and_of_what_is_drawn() -> None:
     (claim,) = (one for one in all_claims() if one.id == "llm-training-28")
     specs = mlp_weights(4, 8)
     assert [weights_held(specs, 1), weights_held(specs, 2)] == claim.holds == [64, 32]
-    assert multiplications(specs, 2) == 32
     first = toy_mlp().scene(tensor=BOTH).frames[0]
     for group, held in (("without: one rank", 64), ("with: rank 0", 32), ("with: rank 1", 32)):
         drawn = [*tiles_of(first, "W1", group), *tiles_of(first, "W2", group)]

@@ -11,7 +11,7 @@ import torch
 from echelon.config.load import load_job
 from echelon.core.plan import Plan, Zero
 from echelon.launch.local.supervisor import RankPool
-from echelon.proof.claims.rounded_sums import SAME_BITS
+from echelon.proof.claims.claims import SAME_BITS
 from echelon.proof.run import prove
 from echelon.rehearsal.order import Entry, Issue, Wait
 from echelon.rehearsal.rank import rehearse_rank

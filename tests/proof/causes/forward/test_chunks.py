@@ -10,9 +10,7 @@ import torch
 from echelon.core.plan import Plan
 from echelon.proof.causes.forward.row_pieces import chunk_variants
 from echelon.proof.causes.forward.variants import Variant
-from echelon.proof.oracle.activations import hearing
-from echelon.proof.oracle.losses import loss_of_tokens
-from echelon.proof.oracle.oracle import run_oracle
+from echelon.proof.oracle.oracle import hearing, loss_of_tokens, run_oracle
 from echelon.proof.shrink import shrink
 from tests.parallel.layouts import plan_of
 from tests.proof.layouts import layout

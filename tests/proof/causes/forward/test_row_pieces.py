@@ -14,9 +14,7 @@ from echelon.proof.causes.forward.attention import seen_by
 from echelon.proof.causes.forward.row_pieces import called_tiles, row_piece_variants
 from echelon.proof.causes.forward.variants import Variant
 from echelon.proof.claims.claims import judge
-from echelon.proof.oracle.activations import hearing
-from echelon.proof.oracle.losses import loss_of_tokens
-from echelon.proof.oracle.oracle import run_oracle
+from echelon.proof.oracle.oracle import hearing, loss_of_tokens, run_oracle
 from echelon.proof.ranks import ObservedActivation
 from echelon.proof.shrink import shrink
 from tests.proof.layouts import context_layout, layout

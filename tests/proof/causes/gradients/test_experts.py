@@ -12,8 +12,7 @@ from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.causes.gradients.experts import aux_loss, flat, loads_in, wrong_shares
 from echelon.proof.causes.gradients.gradients import explain_gradient
 from echelon.proof.claims.checks import Check
-from echelon.proof.oracle.losses import loss_of_tokens
-from echelon.proof.oracle.oracle import build_decoder, run_oracle
+from echelon.proof.oracle.oracle import build_decoder, loss_of_tokens, run_oracle
 from echelon.proof.ranks import ObservedShard
 from echelon.proof.shrink import shrink
 from tests.parallel.layouts import MIXTRAL, plan_of

@@ -12,8 +12,7 @@ from echelon.proof.causes.gradients.microbatch_weights import WrongGradientOfPla
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.observed import ObservedRun
-from echelon.proof.oracle.losses import whole_loss
-from echelon.proof.oracle.oracle import build_decoder, run_oracle
+from echelon.proof.oracle.oracle import build_decoder, run_oracle, whole_loss
 from echelon.proof.ranks import ObservedShard, RankResult
 from echelon.proof.shrink import shrink
 from tests.proof.layouts import layout

@@ -15,7 +15,7 @@ from echelon.proof.causes.gradients.norm_layers import (
     missing_rows,
     parts_of_tokens,
 )
-from echelon.proof.claims.activation_checks import copies_at
+from echelon.proof.claims.checks import copies_at
 from echelon.proof.shrink import shrink
 from tests.proof.layouts import layout
 from tests.proof.replicas import replicas

@@ -17,11 +17,9 @@ from echelon.proof.evidence.captured import (
     RankReport,
     Reference,
 )
-from echelon.proof.evidence.evidence import CapturedEvidence
+from echelon.proof.evidence.evidence import CapturedEvidence, float64_tolerance
 from echelon.proof.evidence.mesh import NamedMesh
-from echelon.proof.evidence.run import INITIAL
-from echelon.proof.evidence.steps import Passed, PassedTensor, ReferenceStep
-from echelon.proof.evidence.tolerance import float64_tolerance
+from echelon.proof.evidence.run import INITIAL, Passed, PassedTensor, ReferenceStep
 from echelon.proof.verify.reference import logical_parameters
 from echelon.proof.verify.watch import PassingWatch
 

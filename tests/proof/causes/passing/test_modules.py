@@ -8,7 +8,7 @@ import torch
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.causes.passing.modules import explain_passing
 from echelon.proof.evidence.captured import Reference
-from echelon.proof.evidence.steps import PassedTensor
+from echelon.proof.evidence.run import PassedTensor
 from tests.proof.causes.passing.passes import (
     Change,
     evidence_of_passes,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from echelon.proof.causes.passing.places import PassedStep, cut_axes, sliced
-from echelon.proof.evidence.steps import PassedTensor
+from echelon.proof.evidence.run import PassedTensor
 from tests.proof.causes.passing.passes import (
     Change,
     evidence_of_passes,

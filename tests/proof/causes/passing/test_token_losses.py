@@ -9,7 +9,7 @@ from torch.nn import functional as fn
 
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.causes.passing.token_losses import explain_token_losses
-from echelon.proof.evidence.steps import CountedTokens, Passed
+from echelon.proof.evidence.run import CountedTokens, Passed
 from tests.proof.causes.passing.passes import (
     CLASSES,
     IGNORED,

@@ -17,7 +17,7 @@ from echelon.proof.causes.updates.updates import (
 )
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.plan_evidence import PlanEvidence
-from echelon.proof.evidence.tolerance import float64_tolerance
+from echelon.proof.evidence.evidence import float64_tolerance
 from echelon.proof.observed import ObservedRun
 from echelon.proof.oracle.optimizers import OptimizerState, TensorUpdate, update
 from echelon.proof.oracle.oracle import OracleStep, run_oracle

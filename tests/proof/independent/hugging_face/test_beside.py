@@ -12,7 +12,7 @@ from echelon.core.plan import Plan
 from echelon.models import moe
 from echelon.proof.claims.checks import Check
 from echelon.proof.independent import attention
-from echelon.proof.independent.comparison import TRANSFORMERS
+from echelon.proof.independent.comparison import BACKWARD, TRANSFORMERS, independent_pass
 from echelon.proof.independent.hugging_face import beside
 from echelon.proof.independent.hugging_face.beside import (
     class_beside,
@@ -20,7 +20,6 @@ from echelon.proof.independent.hugging_face.beside import (
     transformers_checks,
     why_not_beside,
 )
-from echelon.proof.independent.naming import BACKWARD, independent_pass
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.oracle import run_oracle
 from echelon.proof.shrink import shrink

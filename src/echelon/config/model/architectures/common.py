@@ -11,11 +11,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import TypeAlias, TypeGuard, cast
 
 from echelon.config.entries import Entry
 from echelon.core.errors import Problem
-from echelon.core.model_shape import Activation, ModelShape, RopeScaling
+from echelon.core.model_shape import (
+    NEEDED_BY_KIND,
+    READ_BY_KIND,
+    Activation,
+    ModelShape,
+    RopeKind,
+    RopeScaling,
+)
 from echelon.core.rulebook.model import HF_CONFIG_MISSING_KEY, HF_CONFIG_VALUE
 from echelon.core.rules import did_you_mean
 
@@ -75,16 +82,6 @@ _NAMES = {
     "attention_factor": "attention_factor",
 }
 """What transformers calls fields of a stretch."""
-_NEEDED = {
-    "llama3": ("low_frequency_factor", "high_frequency_factor"),
-    "linear": (),
-    "yarn": (),
-    "longrope": ("short_factors", "long_factors"),
-}
-_OPTIONAL = {
-    "yarn": ("slow_turns", "fast_turns", "whole_dims", "attention_factor"),
-    "longrope": ("attention_factor",),
-}
 
 
 def read_rope(reader: ConfigJsonReader, theta: float, part: float = 1.0) -> None:
@@ -112,8 +109,8 @@ def read_stretch(reader: ConfigJsonReader, key: str, rope: dict[str, object]) ->
     kind = rope_type(rope)
     if kind in (PLAIN_ROPE, DYNAMIC_ROPE):
         return
-    if not isinstance(kind, str) or kind not in STRETCHES:
-        reader.refuse(key, rope, *({"rope_type": one} for one in (PLAIN_ROPE, *STRETCHES)))
+    if not is_stretch(kind):
+        reader.refuse(key, rope, *({"rope_type": one} for one in (PLAIN_ROPE, *READ_BY_KIND)))
         return
     # Kinds that were not there from the first are named; the first is what a table means.
     if kind != "llama3":
@@ -129,11 +126,10 @@ def read_stretch(reader: ConfigJsonReader, key: str, rope: dict[str, object]) ->
     _set_or_miss(reader, key, kind, "factor", "factor", factor)
     if kind != "linear":
         _set_or_miss(reader, key, kind, "original_positions", ORIGINAL, original)
-    for name in _NEEDED[kind]:
-        _set_or_miss(reader, key, kind, name, _NAMES[name], rope.get(_NAMES[name]))
-    for name in _OPTIONAL.get(kind, ()):
-        if rope.get(_NAMES[name]) is not None:
-            reader.set(f"rope_scaling.{name}", rope[_NAMES[name]], f"{key}.{_NAMES[name]}")
+    for name in (name for name in READ_BY_KIND[kind] if name in _NAMES):
+        value = rope.get(_NAMES[name])
+        if name in NEEDED_BY_KIND[kind] or value is not None:
+            _set_or_miss(reader, key, kind, name, _NAMES[name], value)
     if kind == "yarn" and rope.get("attention_factor") is None:
         _read_mscale(reader, key, rope, factor)
 
@@ -182,7 +178,7 @@ def stretch_keys(scaling: RopeScaling) -> Keys:
     keys: Keys = {"rope_type": scaling.kind, "factor": scaling.factor}
     if scaling.original_positions is not None:
         keys[ORIGINAL] = scaling.original_positions
-    for name in (*_NEEDED[scaling.kind], *_OPTIONAL.get(scaling.kind, ())):
+    for name in (name for name in READ_BY_KIND[scaling.kind] if name in _NAMES):
         value = getattr(scaling, name)
         if value is not None:
             keys[_NAMES[name]] = (
@@ -304,9 +300,12 @@ def write_kinds(shape: ModelShape) -> Keys:
 OWN_TYPE, OWN_TABLE = "echelon", "model"
 """The model_type of a config.json in Echelon's own settings, and the table that holds them."""
 PLAIN_ROPE, DYNAMIC_ROPE = "default", "dynamic"
-STRETCHES = ("llama3", "linear", "yarn", "longrope")
-"""The kinds of rotary positions that are computed: plain, plain up to the positions of the model,
-and stretched."""
+"""Kinds of rotary positions without a stretch, up to the positions of the model."""
+
+
+def is_stretch(kind: object) -> TypeGuard[RopeKind]:
+    """True for a kind of rotary positions that stretches them by a formula."""
+    return isinstance(kind, str) and kind in READ_BY_KIND
 
 
 def rope_entry(config: Mapping[str, object]) -> tuple[str, object]:

@@ -287,11 +287,7 @@ FUSED = {
         read=_read_phi3,
         keys=_write_phi3,
         taken="heads of which a part turns, the window, longrope",
-        tensors=(
-            "model.embed_tokens.weight",
-            "model.layers.0.self_attn.qkv_proj.weight",
-            _GATE_UP,
-        ),
+        tensors=("model.embed_tokens.weight", "model.layers.0.self_attn.qkv_proj.weight", _GATE_UP),
     ),
     "glm": Architecture(
         models="GLM 4 (9B, 2024)",
@@ -307,11 +303,7 @@ FUSED = {
         read=_read_glm4,
         keys=_write_glm,
         taken="heads of which a part turns, pair by pair; norms before and after branches",
-        tensors=(
-            "model.embed_tokens.weight",
-            _GATE_UP,
-            "model.layers.0.post_mlp_layernorm.weight",
-        ),
+        tensors=("model.embed_tokens.weight", _GATE_UP, "model.layers.0.post_mlp_layernorm.weight"),
     ),
 }
 """Each by its model_type."""

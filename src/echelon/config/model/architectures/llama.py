@@ -221,11 +221,7 @@ def _read_gemma(reader: ConfigJsonReader) -> None:
 
 
 def _write_gemma(shape: ModelShape) -> Keys:
-    return {
-        **write_decoder(shape),
-        "attention_bias": shape.qkv_bias,
-        "head_dim": shape.head_dim,
-    }
+    return {**write_decoder(shape), "attention_bias": shape.qkv_bias, "head_dim": shape.head_dim}
 
 
 def _read_olmo2(reader: ConfigJsonReader) -> None:
@@ -236,11 +232,7 @@ def _read_olmo2(reader: ConfigJsonReader) -> None:
 
 
 def _write_olmo2(shape: ModelShape) -> Keys:
-    return {
-        **write_decoder(shape),
-        "attention_bias": shape.qkv_bias,
-        "head_dim": shape.head_dim,
-    }
+    return {**write_decoder(shape), "attention_bias": shape.qkv_bias, "head_dim": shape.head_dim}
 
 
 _MULTIPLIERS = "multipliers of token vectors, branches, scores and logits"

@@ -274,10 +274,7 @@ MIXTURES = {
         read=_read_mixtral,
         keys=_write_mixtral,
         taken="experts in all blocks, the window",
-        tensors=(
-            "model.embed_tokens.weight",
-            "model.layers.0.block_sparse_moe.gate.weight",
-        ),
+        tensors=("model.embed_tokens.weight", "model.layers.0.block_sparse_moe.gate.weight"),
         experts=True,
     ),
     "qwen3_moe": Architecture(
@@ -313,10 +310,7 @@ MIXTURES = {
         keys=_write_gpt_oss,
         taken="experts with biases and a clamped SwiGLU, biases of logits of routers, sinks, "
         "local and global blocks by turns, biases, yarn",
-        tensors=(
-            "model.embed_tokens.weight",
-            "model.layers.0.mlp.experts.gate_up_proj_bias",
-        ),
+        tensors=("model.embed_tokens.weight", "model.layers.0.mlp.experts.gate_up_proj_bias"),
         experts=True,
     ),
 }

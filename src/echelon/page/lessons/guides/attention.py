@@ -36,7 +36,10 @@ def attention_guide() -> Lesson:
         ),
         source="the formulas of keys and values, and attention computed three ways",
         controls=(control,),
-        scenes=tuple(_scene(AttentionMask(causal=causal)) for causal in MASKS.values()),
+        scenes=tuple(
+            Scene(frames=(_all_pairs(mask), _storage(), _cut(mask)))
+            for mask in (AttentionMask(causal=causal) for causal in MASKS.values())
+        ),
         corrections=corrections("llm-training-43", "llm-training-44", "llm-training-41"),
         commands=("echelon explain context",),
     )
@@ -47,10 +50,6 @@ def pairs_of_ranks(mask: AttentionMask) -> list[list[int]]:
     placed = Placement(kind="contiguous", ring_degree=RANKS, ulysses_degree=1, length=TOKENS)
     runs = [placed.ring_runs(rank) for rank in range(RANKS)]
     return [[pairs_between(queries, keys, mask) for keys in runs] for queries in runs]
-
-
-def _scene(mask: AttentionMask) -> Scene:
-    return Scene(frames=(_all_pairs(mask), _storage(), _cut(mask)))
 
 
 def _all_pairs(mask: AttentionMask) -> Frame:
@@ -78,7 +77,7 @@ def _all_pairs(mask: AttentionMask) -> Frame:
                 )
             ),
         ),
-        facts=(Fact(name=f"pairs of {TOKENS} tokens", value=str(pairs)),),
+        facts=(Fact(f"pairs of {TOKENS} tokens", str(pairs)),),
     )
 
 
@@ -119,8 +118,8 @@ def _storage() -> Frame:
             ),
         ),
         facts=(
-            Fact(name="keys and values", value=binary_bytes(whole)),
-            Fact(name="with 16-bit weights", value=decimal_bytes(whole + weights)),
+            Fact("keys and values", binary_bytes(whole)),
+            Fact("with 16-bit weights", decimal_bytes(whole + weights)),
         ),
     )
 
@@ -159,8 +158,8 @@ def _cut(mask: AttentionMask) -> Frame:
             ),
         ),
         facts=(
-            Fact(name="blocks missing", value=f"{len(blocks) - RANKS} of {len(blocks)}"),
-            Fact(name="error of a plain cut", value=f"{alone:.2g}"),
+            Fact("blocks missing", f"{len(blocks) - RANKS} of {len(blocks)}"),
+            Fact("error of a plain cut", f"{alone:.2g}"),
         ),
     )
 

@@ -59,13 +59,11 @@ def _scene(verdict: Verdict, guide: str) -> Scene:
     frame = Frame(
         caption=f"{who}: {len(found)} of {len(every)} claims {what}.",
         figures=(),
-        facts=(Fact(name="claims", value=str(len(found)), note=f"of {len(every)}"),),
+        facts=(Fact("claims", str(len(found)), f"of {len(every)}"),),
     )
     return Scene(
         frames=(frame,),
-        table=DataTable(
-            head=("claim", "where", "it says", "what holds"), rows=tuple(map(_row, found))
-        ),
+        table=DataTable.of(("claim", "where", "it says", "what holds"), map(_row, found)),
     )
 
 
@@ -120,6 +118,6 @@ def _glossary_scene(table: GlossaryTable) -> Scene:
     frame = Frame(
         caption=f"{table.title}.{where}",
         figures=(),
-        facts=(Fact(name="rows", value=str(len(table.rows))),),
+        facts=(Fact("rows", str(len(table.rows))),),
     )
-    return Scene(frames=(frame,), table=DataTable(head=table.head, rows=table.rows))
+    return Scene(frames=(frame,), table=DataTable.of(table.head, table.rows))

@@ -94,20 +94,18 @@ def _scene(weights: int, ranks: int) -> Scene:
         ),
         facts=(
             Fact(
-                name="model states",
-                value=decimal_bytes(total),
-                note=f"{MIXED_PRECISION.total} x {weights:,} bytes",
+                "model states", decimal_bytes(total), f"{MIXED_PRECISION.total} x {weights:,} bytes"
             ),
-            Fact(name="the same in GiB", value=binary_bytes(total)),
+            Fact("the same in GiB", binary_bytes(total)),
             Fact(
-                name="optimizer state",
-                value=f"{100 * MIXED_PRECISION.optimizer / MIXED_PRECISION.total:.0f} % of it",
+                "optimizer state",
+                f"{100 * MIXED_PRECISION.optimizer / MIXED_PRECISION.total:.0f} % of it",
             ),
         ),
     )
     rows = tuple((name, str(size), decimal_bytes(size * weights)) for name, size, _ in _PARTS)
     head = ("", "bytes each", "together")
-    return Scene(frames=(frame,), table=DataTable(head=head, rows=rows, right=(1, 2)))
+    return Scene(frames=(frame,), table=DataTable.of(head, rows))
 
 
 def _part(weights: int, name: str, size: int, why: str) -> Fold:
@@ -171,7 +169,9 @@ def weights_guide() -> Lesson:
         ),
         source="the formula of an MLP's weights that echelon explain memory prints",
         controls=(_CONTROL,),
-        scenes=tuple(_weights_scene(int(one["ranks"])) for one in choices((_CONTROL,))),
+        scenes=tuple(
+            Scene(frames=(_matrix(), _columns(), _shared(ranks))) for ranks in WEIGHTS_RANKS
+        ),
         corrections=corrections("llm-training-25", "llm-training-26", "llm-training-27"),
         commands=("echelon explain memory llama2-7b --dp 4",),
     )
@@ -183,20 +183,9 @@ def columns_of_rank(ranks: int) -> int:
     return up.local_numel(ranks) // HIDDEN
 
 
-def _weights_scene(ranks: int) -> Scene:
-    return Scene(frames=(_matrix(), _columns(), _shared(ranks)))
-
-
 def _matrix() -> Frame:
     values = mlp_weights(HIDDEN, INNER, matrices=1)
-    tile = Tile(
-        id="W",
-        label=f"W: {HIDDEN:,} x {INNER:,}",
-        words="the whole matrix",
-        kind=0,
-        rows=4,
-        columns=NEURONS,
-    )
+    tile = Tile("W", f"W: {HIDDEN:,} x {INNER:,}", "the whole matrix", 0, rows=4, columns=NEURONS)
     return Frame(
         caption=f"One layer from {HIDDEN:,} inputs to {INNER:,} neurons is one matrix of numbers.",
         figures=(
@@ -204,12 +193,8 @@ def _matrix() -> Frame:
             FoldsFigure(folds=_folds()),
         ),
         facts=(
-            Fact(name="values of the matrix", value=f"{values:,}"),
-            Fact(
-                name="in 16 bits",
-                value=decimal_bytes(SIZE * values),
-                note=f"= {binary_bytes(SIZE * values)}",
-            ),
+            Fact("values of the matrix", f"{values:,}"),
+            Fact("in 16 bits", decimal_bytes(SIZE * values), f"= {binary_bytes(SIZE * values)}"),
         ),
     )
 
@@ -264,7 +249,7 @@ def _columns() -> Frame:
             "and no other."
         ),
         figures=(_figure((place,)),),
-        facts=(Fact(name="values of a column", value=f"{HIDDEN:,}", note="one for each input"),),
+        facts=(Fact("values of a column", f"{HIDDEN:,}", "one for each input"),),
     )
 
 
@@ -285,14 +270,9 @@ def _shared(ranks: int) -> Frame:
         ),
         figures=(_figure(places),),
         facts=(
+            Fact("columns of a rank", f"{columns_of_rank(ranks):,}", f"{INNER:,} / {ranks}"),
             Fact(
-                name="columns of a rank",
-                value=f"{columns_of_rank(ranks):,}",
-                note=f"{INNER:,} / {ranks}",
-            ),
-            Fact(
-                name="of each matrix, a rank holds",
-                value=binary_bytes(SIZE * columns_of_rank(ranks) * HIDDEN),
+                "of each matrix, a rank holds", binary_bytes(SIZE * columns_of_rank(ranks) * HIDDEN)
             ),
         ),
     )

@@ -105,17 +105,17 @@ def _path_scene(path: TreePath) -> Scene:
             caption=f"The answers {answers_text(asked)} lead to: {strategy.name}.",
             figures=(tree_figure(TREE, asked),),
             facts=(
-                Fact(name="to try first", value=strategy.name, note=strategy.says()),
-                Fact(name="questions asked", value=str(len(asked))),
+                Fact("to try first", strategy.name, strategy.says()),
+                Fact("questions asked", str(len(asked))),
             ),
         )
     )
     rows = tuple((questions[name], "yes" if yes else "no") for name, yes in asked)
-    return Scene(frames=tuple(frames), table=DataTable(head=("question", "answer"), rows=rows))
+    return Scene(frames=tuple(frames), table=DataTable.of(("question", "answer"), rows))
 
 
 def _situation(model: str, cluster: str) -> PlanSituation:
-    return PlanSituation(
+    return PlanSituation.of(
         load_job(model, (f"cluster.preset={cluster}", "precision.parameters=bf16")).plan
     )
 
@@ -127,15 +127,15 @@ def _model_scene(situation: PlanSituation, tree: DecisionTree) -> Scene:
         caption=f"{situation.model.name} through this tree: {strategy.name}.",
         figures=(tree_figure(tree, taken, [answer.why for _, answer in steps]),),
         facts=(
-            Fact(name="to try first", value=strategy.name, note=strategy.says()),
-            Fact(name="asked by", value=tree.source, note=tree.ours),
+            Fact("to try first", strategy.name, strategy.says()),
+            Fact("asked by", tree.source, tree.ours),
         ),
     )
     rows = tuple(
         (node.question.text, "yes" if answer.yes else "no", answer.why) for node, answer in steps
     )
     head = ("question", "answer", "why")
-    return Scene(frames=(frame,), table=DataTable(head=head, rows=rows))
+    return Scene(frames=(frame,), table=DataTable.of(head, rows))
 
 
 @dataclass(frozen=True, slots=True)

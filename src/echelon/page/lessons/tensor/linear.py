@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import permutations
 
 from echelon.core.parameters import ParameterSpec
 from echelon.page.lessons.corrections import corrections
@@ -18,28 +19,26 @@ from echelon.page.lessons.lesson import (
     choices,
 )
 from echelon.page.lessons.matrices import (
+    EVERYWHERE,
     Matrix,
     added,
     beside,
     block,
     columns_of,
     cut,
+    degree_control,
     dot_text,
     filled,
-    mlp_weights,
-    numel,
-    product,
-    shape_text,
-    sum_text,
-)
-from echelon.page.lessons.tensor.ranks import (
-    EVERYWHERE,
-    degree_control,
     gather_fact,
     kinds_of,
+    mlp_weights,
     nothing_sent,
+    numel,
     place,
+    product,
+    shape_text,
     sum_fact,
+    sum_text,
     weights_fact,
 )
 from echelon.planner.view.document import Fact
@@ -117,7 +116,8 @@ def _scene(layer: ColumnLayer) -> Scene:
                 facts=(weights_fact(0, numel(layer.weight)), nothing_sent()),
             ),
             Frame(
-                caption=f"Step 2: W is cut by columns. Rank i gets W{_sub(layer)}, {shapes[1]}.",
+                caption=f"Step 2: W is cut by columns. Rank i gets W0 to W{n - 1} by its "
+                f"number, {shapes[1]}.",
                 figures=(_figure(layer, (), has=("x", "w")),),
                 facts=(held, nothing_sent()),
             ),
@@ -127,9 +127,7 @@ def _scene(layer: ColumnLayer) -> Scene:
                 figures=(_figure(layer, (), has=("x", "w", "y")),),
                 facts=(
                     Fact(
-                        name="first number of Y0",
-                        value=str(numbers[0][0]),
-                        note=dot_text(layer.x, layer.parts[0]),
+                        "first number of Y0", str(numbers[0][0]), dot_text(layer.x, layer.parts[0])
                     ),
                     nothing_sent(),
                 ),
@@ -140,9 +138,9 @@ def _scene(layer: ColumnLayer) -> Scene:
                 figures=(_figure(layer, _compared(layer), has=("y",)),),
                 facts=(
                     Fact(
-                        name="equal to one device",
-                        value="yes" if same else "no",
-                        note=f"{numel(whole)} numbers, each complete on one rank",
+                        "equal to one device",
+                        "yes" if same else "no",
+                        f"{numel(whole)} numbers, each complete on one rank",
                     ),
                     nothing_sent(),
                 ),
@@ -155,10 +153,6 @@ def _scene(layer: ColumnLayer) -> Scene:
             ),
         )
     )
-
-
-def _sub(layer: ColumnLayer) -> str:
-    return f"0 to W{layer.degree - 1} by its number"
 
 
 def _weight_whole(layer: ColumnLayer) -> tuple[Place, ...]:
@@ -219,13 +213,11 @@ def _gathered(layer: ColumnLayer) -> DiagramFigure:
         places.append(place("Y", f"rank {rank}", tiles, shape_text(beside(layer.outputs))))
     moves = tuple(
         Move(
-            source=f"y{rank}-{rank}",
-            target=f"y{rank}-{other}",
-            words=f"Y{rank} is copied from rank {rank} to rank {other}",
+            f"y{rank}-{rank}",
+            f"y{rank}-{other}",
+            f"Y{rank} is copied from rank {rank} to rank {other}",
         )
-        for rank in range(n)
-        for other in range(n)
-        if other != rank
+        for rank, other in permutations(range(n), 2)
     )
     return DiagramFigure(kinds=kinds_of(n), places=tuple(places), moves=moves)
 
@@ -320,15 +312,11 @@ def _row_scene(layer: RowLayer) -> Scene:
                 "every number (hatched), and only their sum is what one device computes.",
                 figures=(_row_figure(layer, _row_compared(layer), has=("y",)),),
                 facts=(
+                    Fact("first number of Y", str(total[0][0]), corner),
                     Fact(
-                        name="first number of Y",
-                        value=str(total[0][0]),
-                        note=corner,
-                    ),
-                    Fact(
-                        name="sum equal to one device",
-                        value="yes" if same else "no",
-                        note=f"all {numel(total)} numbers",
+                        "sum equal to one device",
+                        "yes" if same else "no",
+                        f"all {numel(total)} numbers",
                     ),
                 ),
             ),
@@ -386,12 +374,10 @@ def _summed(layer: RowLayer) -> DiagramFigure:
         places.append(place("Y", f"rank {rank}", [own], shape_text(total)))
     moves = tuple(
         Move(
-            source=f"y{rank}",
-            target=f"total{other}",
-            words=f"the part of rank {rank} is added into the sum of rank {other}",
+            f"y{rank}",
+            f"total{other}",
+            f"the part of rank {rank} is added into the sum of rank {other}",
         )
-        for rank in range(n)
-        for other in range(n)
-        if other != rank
+        for rank, other in permutations(range(n), 2)
     )
     return DiagramFigure(kinds=kinds_of(n), places=tuple(places), moves=moves)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.terms import all_gather_bytes, all_reduce_bytes
 from echelon.page.lessons.corrections import corrections
@@ -17,19 +19,22 @@ from echelon.page.lessons.lesson import (
     Tile,
     choices,
 )
-from echelon.page.lessons.matrices import Matrix, block, numel, shape_text
-from echelon.page.lessons.tensor.ranks import (
+from echelon.page.lessons.matrices import (
     BYTES,
     EVERYWHERE,
     ColumnsThenRows,
+    Matrix,
     Mlp,
     RowsThenColumns,
+    block,
     degree_control,
     gather_fact,
     kinds_of,
     mlp_of,
     nothing_sent,
+    numel,
     place,
+    shape_text,
     sum_fact,
 )
 from echelon.planner.view.document import DataTable, Fact
@@ -88,23 +93,21 @@ def _scene(mlp: Mlp, order: str, degree: int) -> Scene:
             (OTHER, "all-reduce of the inner width, all-gather of the output"),
         )
     ]
-    table = DataTable(
-        head=("W1, W2 cut by", "sent forward", "a rank sends"), rows=tuple(rows), right=(2,)
-    )
+    table = DataTable.of(("W1, W2 cut by", "sent forward", "a rank sends"), rows)
     return Scene(frames=made, table=table)
 
 
 def _total(mlp: Mlp, order: str, degree: int) -> Fact:
     return Fact(
-        name="sent in the whole forward pass",
-        value=decimal_bytes(sent_in_forward(mlp, order, degree)),
-        note=f"W1 and W2 cut by {order}",
+        "sent in the whole forward pass",
+        decimal_bytes(sent_in_forward(mlp, order, degree)),
+        f"W1 and W2 cut by {order}",
     )
 
 
 def _equal(found: Matrix, mlp: Mlp) -> Fact:
     same = "yes" if found == mlp.output else "no"
-    return Fact(name="equal to one device", value=same, note=f"all {numel(mlp.output)} numbers")
+    return Fact("equal to one device", same, f"all {numel(mlp.output)} numbers")
 
 
 def _columns_then_rows(mlp: Mlp, cut: ColumnsThenRows) -> tuple[Frame, ...]:
@@ -184,14 +187,8 @@ def _megatron(mlp: Mlp, cut: ColumnsThenRows, has: str) -> DiagramFigure:
 
 def _to_all(degree: int, source: str, target: str, what: str) -> tuple[Move, ...]:
     return tuple(
-        Move(
-            source=f"{source}{rank}",
-            target=f"{target}{other}",
-            words=f"{what} rank {rank} goes to rank {other}",
-        )
-        for rank in range(degree)
-        for other in range(degree)
-        if other != rank
+        Move(f"{source}{rank}", f"{target}{other}", f"{what} rank {rank} goes to rank {other}")
+        for rank, other in permutations(range(degree), 2)
     )
 
 
@@ -207,9 +204,9 @@ def _rows_then_columns(mlp: Mlp, cut: RowsThenColumns) -> tuple[Frame, ...]:
         return Frame(caption=caption, figures=(_other(cut, has),), facts=facts)
 
     wrong = Fact(
-        name="wrong, if each activates its own summand",
-        value=f"{cut.num_wrong} of {numel(mlp.inner)}",
-        note="max(0, a) + max(0, b) is not max(0, a + b)",
+        "wrong, if each activates its own summand",
+        f"{cut.num_wrong} of {numel(mlp.inner)}",
+        "max(0, a) + max(0, b) is not max(0, a + b)",
     )
     return (
         frame(

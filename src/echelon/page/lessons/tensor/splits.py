@@ -19,13 +19,13 @@ from echelon.page.lessons.lesson import (
     TileState,
     choices,
 )
-from echelon.page.lessons.matrices import mlp_weights
-from echelon.page.lessons.tensor.ranks import (
+from echelon.page.lessons.matrices import (
     BYTES,
     EVERYWHERE,
     degree_control,
     gather_fact,
     kinds_of,
+    mlp_weights,
     nothing_sent,
     place,
     sum_fact,
@@ -107,9 +107,9 @@ def _scene(cut: Cut) -> Scene:
     columns, n = cut.by == COLUMNS, cut.degree
     part, whole = cut.part, (FIRST, SECOND)
     weights = Fact(
-        name="weights on a rank",
-        value=f"{part[0] * part[1]:,}",
-        note=f"{decimal_bytes(part[0] * part[1] * BYTES)} in bf16, 1/{n} of the matrix",
+        "weights on a rank",
+        f"{part[0] * part[1]:,}",
+        f"{decimal_bytes(part[0] * part[1] * BYTES)} in bf16, 1/{n} of the matrix",
     )
     frames = (
         Frame(
@@ -118,9 +118,9 @@ def _scene(cut: Cut) -> Scene:
             figures=(DiagramFigure(kinds=kinds_of(n), places=(_input(cut), _weight(cut))),),
             facts=(
                 Fact(
-                    name="weights",
-                    value=f"{FIRST * SECOND:,}",
-                    note=f"{decimal_bytes(FIRST * SECOND * BYTES)} in bf16",
+                    "weights",
+                    f"{FIRST * SECOND:,}",
+                    f"{decimal_bytes(FIRST * SECOND * BYTES)} in bf16",
                 ),
             ),
         ),
@@ -174,15 +174,15 @@ def _table(degree: int) -> DataTable:
         for found in (cut_of(by, degree),)
     ]
     head = ("cut by", "A on a rank", "X on a rank", "a rank computes", "collective", "it sends")
-    return DataTable(head=head, rows=tuple(rows), right=(5,))
+    return DataTable.of(head, rows)
 
 
 def _input(cut: Cut) -> Place:
     if cut.by == COLUMNS:
-        tiles = [_tile("x", _shape((TOKENS, FIRST)), "the whole input", EVERYWHERE)]
+        tiles = [Tile("x", _shape((TOKENS, FIRST)), "the whole input", EVERYWHERE)]
     else:
         tiles = [
-            _tile(f"x{rank}", _shape(cut.input), "features of the input", rank + 1, column=rank)
+            Tile(f"x{rank}", _shape(cut.input), "features of the input", rank + 1, column=rank)
             for rank in range(cut.degree)
         ]
     return place("X", "", tiles, _shape((TOKENS, FIRST)))
@@ -191,7 +191,7 @@ def _input(cut: Cut) -> Place:
 def _weight(cut: Cut) -> Place:
     columns = cut.by == COLUMNS
     tiles = [
-        _tile(
+        Tile(
             f"a{rank}",
             _shape(cut.part),
             f"{cut.by} of A",
@@ -209,7 +209,7 @@ def _ranks(cut: Cut, has: tuple[str, ...]) -> DiagramFigure:
     for rank in range(cut.degree):
         made = {
             "x": (f"X{rank}" if cut.by == ROWS else "X", [_input_of(cut, rank)]),
-            "a": (f"A{rank}", [_tile(f"a{rank}", _shape(cut.part), f"{cut.by} of A", rank + 1)]),
+            "a": (f"A{rank}", [Tile(f"a{rank}", _shape(cut.part), f"{cut.by} of A", rank + 1)]),
             "y": (f"Y{rank}", [_output_of(cut, rank)]),
             "all": ("Y", _whole_output(cut, rank)),
         }
@@ -219,23 +219,23 @@ def _ranks(cut: Cut, has: tuple[str, ...]) -> DiagramFigure:
 
 def _input_of(cut: Cut, rank: int) -> Tile:
     if cut.by == ROWS:
-        return _tile(f"x{rank}", _shape(cut.input), "features of the input", rank + 1)
-    return _tile(f"x-{rank}", _shape(cut.input), "the whole input", EVERYWHERE, origin="x")
+        return Tile(f"x{rank}", _shape(cut.input), "features of the input", rank + 1)
+    return Tile(f"x-{rank}", _shape(cut.input), "the whole input", EVERYWHERE, origin="x")
 
 
 def _output_of(cut: Cut, rank: int) -> Tile:
     columns = cut.by == COLUMNS
     words = "features of the output" if columns else "summand of the whole output"
     state: TileState = "whole" if columns else "part"
-    return _tile(f"y{rank}-{rank}", _shape(cut.output), words, rank + 1, state=state)
+    return Tile(f"y{rank}-{rank}", _shape(cut.output), words, rank + 1, state=state)
 
 
 def _whole_output(cut: Cut, rank: int) -> list[Tile]:
     if cut.by == ROWS:
         whole = _shape((TOKENS, SECOND))
-        return [_tile(f"y-{rank}", whole, "the sum", EVERYWHERE, origin=f"y{rank}-{rank}")]
+        return [Tile(f"y-{rank}", whole, "the sum", EVERYWHERE, origin=f"y{rank}-{rank}")]
     return [
-        _tile(
+        Tile(
             f"y{other}-{rank}",
             f"Y{other}",
             f"features of the output, {_shape(cut.output)}",
@@ -245,29 +245,6 @@ def _whole_output(cut: Cut, rank: int) -> list[Tile]:
         )
         for other in range(cut.degree)
     ]
-
-
-def _tile(  # noqa: PLR0913 - a tile's own members
-    id: str,
-    label: str,
-    words: str,
-    kind: int,
-    *,
-    state: TileState = "whole",
-    row: int = 0,
-    column: int = 0,
-    origin: str = "",
-) -> Tile:
-    return Tile(
-        id=id,
-        label=label,
-        words=words,
-        kind=kind,
-        state=state,
-        row=row,
-        column=column,
-        origin=origin,
-    )
 
 
 def _shape(shape: tuple[int, int]) -> str:

@@ -18,23 +18,21 @@ from echelon.page.lessons.lesson import (
     TileState,
 )
 from echelon.page.lessons.matrices import (
-    Matrix,
-    block,
-    columns_of,
-    mlp_weights,
-    numel,
-    rectified,
-    sum_text,
-)
-from echelon.page.lessons.tensor.ranks import (
     BYTES,
     EVERYWHERE,
     ColumnsThenRows,
+    Matrix,
     Mlp,
+    block,
+    columns_of,
     kinds_of,
     mlp_of,
+    mlp_weights,
+    numel,
     place,
+    rectified,
     sum_fact,
+    sum_text,
 )
 from echelon.planner.view.document import DataTable, Fact
 
@@ -89,11 +87,6 @@ def weights_held(specs: tuple[ParameterSpec, ...], degree: int) -> int:
     return sum(spec.local_numel(degree) for spec in specs)
 
 
-def multiplications(specs: tuple[ParameterSpec, ...], degree: int, tokens: int = 1) -> int:
-    """Return how often a rank multiplies two numbers for so many tokens: once a weight."""
-    return tokens * weights_held(specs, degree)
-
-
 def _scene(mlp: Mlp, shown: str) -> Scene:
     cut, specs = mlp.columns_then_rows(DEGREE), mlp_weights(HIDDEN, INNER)
     alone, held = weights_held(specs, 1), weights_held(specs, DEGREE)
@@ -112,19 +105,19 @@ def _facts(mlp: Mlp, cut: ColumnsThenRows, step: int) -> tuple[Fact, ...]:
     specs, last = mlp_weights(HIDDEN, INNER), len(_STEPS) - 1
     held = weights_held(specs, DEGREE)
     weights = Fact(
-        name="weights on a rank",
-        value=f"{weights_held(specs, 1)} without, {held} with",
-        note=f"{decimal_bytes(held * BYTES)} in bf16 on each of two",
+        "weights on a rank",
+        f"{weights_held(specs, 1)} without, {held} with",
+        f"{decimal_bytes(held * BYTES)} in bf16 on each of two",
     )
     if step < last:
-        sent = Fact(name="a rank sends", value=decimal_bytes(0), note="nothing up to here")
+        sent = Fact("a rank sends", decimal_bytes(0), "nothing up to here")
         return (weights, sent)
     corner = sum_text([one[0][0] for one in cut.partial_sums])
     same = "yes" if cut.output == mlp.output else "no"
     return (
         weights,
         sum_fact(numel(mlp.output), DEGREE, "y, [1, 4]"),
-        Fact(name="equal to one rank", value=same, note=f"the first number: {corner}"),
+        Fact("equal to one rank", same, f"the first number: {corner}"),
     )
 
 
@@ -134,15 +127,16 @@ def _table(mlp: Mlp, specs: tuple[ParameterSpec, ...]) -> DataTable:
         ("weights of W1 on a rank", *_both(specs[:1])),
         ("weights of W2 on a rank", *_both(specs[1:])),
         ("bytes of weights on a rank, bf16", *_bytes(specs)),
+        # A token is multiplied by each weight once.
         ("multiplications on a rank, a token", *_both(specs)),
         ("all-reduces, forward", "0", "1"),
         ("a rank sends, forward", decimal_bytes(0), sent),
     )
-    return DataTable(head=("", "one rank", f"each of {DEGREE}"), rows=rows, right=(1, 2))
+    return DataTable.of(("", "one rank", f"each of {DEGREE}"), rows)
 
 
 def _both(specs: tuple[ParameterSpec, ...]) -> tuple[str, str]:
-    return str(multiplications(specs, 1)), str(multiplications(specs, DEGREE))
+    return str(weights_held(specs, 1)), str(weights_held(specs, DEGREE))
 
 
 def _bytes(specs: tuple[ParameterSpec, ...]) -> tuple[str, str]:
@@ -163,11 +157,7 @@ def _figure(mlp: Mlp, cut: ColumnsThenRows, has: list[str], shown: str) -> Diagr
 
 def _sum() -> tuple[Move, ...]:
     return tuple(
-        Move(
-            source=f"z{rank}",
-            target=f"y{1 - rank}",
-            words=f"the summand of rank {rank} goes to rank {1 - rank}",
-        )
+        Move(f"z{rank}", f"y{1 - rank}", f"the summand of rank {rank} goes to rank {1 - rank}")
         for rank in range(DEGREE)
     )
 

@@ -16,7 +16,6 @@ import torch
 from echelon.core.axis import SHARD_AXES
 from echelon.core.plan import Plan
 from echelon.layout.buckets import shard_degree, unit_of
-from echelon.proof.causes.context_parts import means_by_context_rank
 from echelon.proof.causes.factors import (
     known_factors,
     mean_of_means,
@@ -27,10 +26,11 @@ from echelon.proof.causes.finding import ROUNDING, ProofFinding, with_distinguis
 from echelon.proof.causes.forward.context import context_variants, row_variants
 from echelon.proof.causes.forward.experts import expert_variants
 from echelon.proof.causes.forward.variants import Values, Variant, dropout_variants, variants
+from echelon.proof.causes.token_ranks import means_by_context_rank
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.evidence.fits import EXPLAINED, furthest_value, nearly_equal
-from echelon.proof.evidence.groups import index_in_group, shard_axis
+from echelon.proof.evidence.mesh import index_in_group, shard_axis
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.oracle import (
     MicrobatchKey,
@@ -189,7 +189,7 @@ def _limited_to_replicas(
 
 
 def explain_loss(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
-    """Return what is wrong with the loss of the whole batch; of a plan its microbatches are right.
+    """Explain a wrong loss of the whole batch; in a plan its microbatches are right.
 
     Ranks of a program may each tell the loss of their own rows.
     """

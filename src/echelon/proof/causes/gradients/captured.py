@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wrong gradient of a program beside those that each backward of each rank made.
+"""A wrong gradient of a program compared with the gradients that each backward of each rank made.
 
-With them a mean of means, a rank that is left out, and ranks that read the same rows are told
-apart.
+They tell a mean of means, a rank that is left out, and ranks that read the same rows apart.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class WrongGradientOfProgram(WrongGradient):
 
     @property
     def scale(self) -> float:
-        """Return what the gradient is times that before clipping, where it is read."""
+        """The clip scale, if the gradients were read after clipping."""
         return self.step.clip_scale if self.evidence.run.reads_clipped else 1.0
 
 

@@ -23,26 +23,23 @@ from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.layout.ring_transfers import ring_transfers
 from echelon.models.attention.reference import ScoreForm, attention_reference
-from echelon.proof.causes.context_parts import (
-    DataContextRank,
-    GradientParts,
-    loss_gradients_by_rank,
-    row_gradients_by_rank,
-    tokens_by_context_rank,
-)
 from echelon.proof.causes.factors import count_alike
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.causes.forward.attention import AttentionCall, WrongAttention, seen_by
 from echelon.proof.causes.gradients.microbatch_weights import WrongGradientOfPlan
 from echelon.proof.causes.token_ranks import (
     ContextPositions,
+    DataContextRank,
+    GradientParts,
     context_positions,
     copies_of,
     heads_of_member,
+    loss_gradients_by_rank,
+    row_gradients_by_rank,
+    tokens_by_context_rank,
 )
 from echelon.proof.evidence.fits import EXPLAINED, fit_basis, nearly_equal
-from echelon.proof.oracle.losses import router_loss_gradient, whole_loss
-from echelon.proof.oracle.oracle import build_decoder
+from echelon.proof.oracle.oracle import build_decoder, router_loss_gradient, whole_loss
 from echelon.proof.ranks import ObservedShard
 
 _KEYS = ("k", "v", "k_norm")

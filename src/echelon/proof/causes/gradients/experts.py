@@ -41,8 +41,7 @@ from echelon.proof.causes.gradients.microbatch_weights import (
 from echelon.proof.causes.token_ranks import token_rows
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.evidence.fits import EXPLAINED, fit_basis, nearly_equal
-from echelon.proof.oracle.losses import loss_of_tokens, whole_loss
-from echelon.proof.oracle.oracle import OracleStep, build_decoder
+from echelon.proof.oracle.oracle import OracleStep, build_decoder, loss_of_tokens, whole_loss
 from echelon.proof.oracle.routing import routing_losses
 
 _LOSSES = {"aux": "the auxiliary loss", "z": "the z-loss"}

@@ -51,16 +51,15 @@ from echelon.proof.evidence.fits import (
     fit_factor,
     relative_residual,
 )
-from echelon.proof.evidence.groups import AxisGroups, group_of, shard_axis
+from echelon.proof.evidence.mesh import AxisGroups, group_of, shard_axis
 from echelon.proof.evidence.run import GRADIENTS, HeldPart
 from echelon.proof.oracle.batches import global_batch
-from echelon.proof.oracle.losses import whole_loss
-from echelon.proof.oracle.oracle import OracleStep, build_decoder, contributions
+from echelon.proof.oracle.oracle import OracleStep, build_decoder, contributions, whole_loss
 from echelon.proof.ranks import ObservedShard
 
 
 def explain_gradient(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
-    """Return what is wrong with a gradient, and the ranks that hold it wrong."""
+    """Explain a wrong gradient of any program, and name the ranks that hold it wrong."""
     step, name = evidence.steps[failure.step], failure.subject
     right = evidence.wanted_gradient(step.step, name)
     share = evidence.tolerance.allowed(GRADIENTS, step.step, name)

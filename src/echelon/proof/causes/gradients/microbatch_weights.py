@@ -21,8 +21,7 @@ from echelon.proof.causes.factors import Factor, count_alike, name_factor
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.evidence.fits import EXPLAINED, fit_basis, nearly_equal, relative_residual
-from echelon.proof.evidence.run import HeldPart
-from echelon.proof.evidence.steps import ReferenceStep
+from echelon.proof.evidence.run import HeldPart, ReferenceStep
 from echelon.proof.oracle.oracle import MicrobatchKey, OracleStep, contributions
 from echelon.proof.ranks import ObservedShard
 
@@ -40,12 +39,12 @@ class WrongGradient:
 
     @property
     def right(self) -> torch.Tensor:
-        """Return the gradient of one device, where it is read: clipped or not."""
+        """The gradient of one device, clipped if the ranks' gradients were read clipped."""
         return self.evidence.wanted_gradient(self.step.step, self.name)
 
     @property
     def fits(self) -> float:
-        """Return the residual below which an explanation fits."""
+        """Residual below which an explanation fits."""
         return self.evidence.explained
 
 

@@ -19,14 +19,13 @@ from echelon.proof.claims.checks import Check
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import EXPLAINED, furthest_value, nearly_equal
-from echelon.proof.evidence.groups import index_in_group, shard_axis
-from echelon.proof.evidence.run import INITIAL, PARAMETERS
-from echelon.proof.evidence.steps import ReferenceStep
+from echelon.proof.evidence.mesh import index_in_group, shard_axis
+from echelon.proof.evidence.run import INITIAL, PARAMETERS, ReferenceStep
 from echelon.proof.oracle.oracle import OracleStep
 
 
 def explain_norm(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
-    """Return what the wrong gradient norm is the norm of."""
+    """Explain a wrong gradient norm by the part of the gradient that has it."""
     step = evidence.steps[failure.step]
     reports = evidence.run.reports(failure.step)
     values = [report.grad_norm for report in reports if report.grad_norm is not None]
@@ -39,7 +38,7 @@ def explain_norm(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
 
 
 def name_norm(evidence: JudgedEvidence, step: ReferenceStep, norm: float) -> ProofFinding | None:
-    """Return which part of the gradient a norm is the norm of; None where it is of no part."""
+    """The part of the gradient that has this norm; None if no part has it."""
     whole = step.grad_norm
     if isinstance(evidence, PlanEvidence):
         oracle = evidence.steps[step.step]
@@ -56,11 +55,11 @@ def name_norm(evidence: JudgedEvidence, step: ReferenceStep, norm: float) -> Pro
 
 
 _ADDED_BY_CLIPPING = 1e-5
-"""Relative: torch divides by the norm + 1e-6, and a norm told by its clipping has that in it."""
+"""Relative: torch clips by the norm + 1e-6, so a norm that is read from its clipping is larger."""
 
 
 def _norms_on_mesh(evidence: CapturedEvidence, step: ReferenceStep) -> Iterator[Factor]:
-    """Yield the norms that a program may take for that of the whole gradient.
+    """Yield the norms that a program may take for the norm of the whole gradient.
 
     The sum of squares of what each rank holds, summed over the ranks of some axes: too few axes
     leave parts out, axes of copies count them several times.

@@ -19,7 +19,7 @@ from echelon.models.decoder import FINAL_NORM, INPUT, OUTPUT
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.causes.gradients.microbatch_weights import WrongGradientOfPlan
 from echelon.proof.causes.token_ranks import token_rows
-from echelon.proof.claims.activation_checks import ActivationCopy
+from echelon.proof.claims.checks import ActivationCopy
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.evidence.fits import EXPLAINED, relative_residual
 from echelon.proof.oracle.oracle import OracleStep

@@ -2,7 +2,6 @@
 """Between which modules of a program a pass goes wrong, where no claim has a cause yet.
 
 places.py           which part of what one device has a tensor of a rank is
-modules.py          the first wrong module, forward or backward
+modules.py          the first wrong module; a weight without a gradient whose module has one
 token_losses.py     a wrong loss, label by label
-lost_weights.py     a weight without a gradient, whose module has one
 """

@@ -15,7 +15,7 @@ import torch
 
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import fit_factor, relative_residual
-from echelon.proof.evidence.steps import PassedTensor
+from echelon.proof.evidence.run import PassedTensor
 
 Cut = tuple[tuple[int, int, int], ...]
 """(dim, place, count) of each dim that is cut."""

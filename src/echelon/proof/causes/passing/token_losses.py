@@ -18,7 +18,7 @@ from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.claims.checks import Check
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.mesh import NamedMesh
-from echelon.proof.evidence.steps import CountedTokens
+from echelon.proof.evidence.run import CountedTokens
 
 _MOST_LABELS = 2**20  # of a step, above which none are matched
 _MOST_DIVISOR = 4096  # labels: any number is near to some whole one beyond

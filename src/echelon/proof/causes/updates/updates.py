@@ -25,8 +25,11 @@ from echelon.proof.causes.factors import named_factor
 from echelon.proof.causes.finding import ROUNDING, ProofFinding, with_distinguishing_axis
 from echelon.proof.causes.gradients.norm import name_norm
 from echelon.proof.causes.places import describe_slice, told_by_slice, wrong_elements
-from echelon.proof.causes.updates.captured import other_count
-from echelon.proof.causes.updates.optimizer_constants import ReplayedUpdate, explain_constants
+from echelon.proof.causes.updates.optimizer_constants import (
+    ReplayedUpdate,
+    explain_constants,
+    other_count,
+)
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.claims.value_checks import replay
@@ -38,8 +41,7 @@ from echelon.proof.evidence.fits import (
     nearly_equal,
     relative_residual,
 )
-from echelon.proof.evidence.run import INITIAL, PARAMETERS
-from echelon.proof.evidence.steps import ReferenceStep
+from echelon.proof.evidence.run import INITIAL, PARAMETERS, ReferenceStep
 from echelon.proof.oracle.optimizers import OptimizerState, TensorUpdate, update
 from echelon.proof.oracle.oracle import TORCH_DTYPES, OracleStep
 
@@ -51,7 +53,7 @@ _OF_SLICES = ("none", "stale", "another's state")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongUpdate:
-    """Hold one wrong update of any program: where it is wrong, and what was added there."""
+    """Hold one wrong update of any program: its wrong elements, and the values added to them."""
 
     evidence: JudgedEvidence
     step: ReferenceStep
@@ -107,7 +109,7 @@ class WrongUpdateOfPlan(WrongUpdate):
 
 
 def explain_update(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
-    """Return what is wrong with what the optimizer added to a tensor, its gradient being right."""
+    """Explain a wrong update of any program, its gradient being right."""
     if isinstance(evidence, CapturedEvidence):
         return _update_of_program(evidence, failure)
     oracle, name = evidence.steps[failure.step], failure.subject
@@ -189,8 +191,7 @@ def _findings(wrong: WrongUpdate) -> Iterator[ProofFinding]:
         yield from _repeated(wrong)
     yield from _rate_and_decay(wrong)
     if isinstance(wrong, WrongUpdateOfPlan):
-        # In a first update an epsilon and a scale of the gradient are the same: a named scale is
-        # told.
+        # An epsilon and a scale of the gradient look alike in a first update: a named scale first.
         yield from _clip(wrong)
         yield from explain_constants(wrong.replayed(wrong.name, wrong.where))
         yield from _scaled_gradient(wrong)
@@ -442,7 +443,7 @@ def explain_state(
     What follows for all of `replayed.where` must follow from it.
     """
     *before, now, _ = kept = _history(replayed)
-    parts = (*_sums_of(kept), _VALUE)
+    parts = (*dict.fromkeys(name for one in kept for name in one.sums), _VALUE)
     for ago, one in enumerate(reversed(before), start=1):
         for taken in _subsets(parts):
             if _fits(replayed, now.with_parts_of(one, taken)):
@@ -479,10 +480,6 @@ def _fits(replayed: ReplayedUpdate, kept: _Kept) -> bool:
     made = replayed.update(replayed.last, replayed.optimizer, state, kept.value)
     right = replayed.last.before[replayed.spec.name]
     return replayed.fits(kept.value + made.total - right) < EXPLAINED
-
-
-def _sums_of(kept: Sequence[_Kept]) -> list[str]:
-    return list(dict.fromkeys(name for one in kept for name in one.sums))
 
 
 def _subsets(parts: Sequence[str]) -> Iterator[tuple[str, ...]]:

@@ -70,6 +70,7 @@ def _is_clamped(experts: Experts) -> bool:
 
 def _is_new(model: ModelShape) -> bool:
     """Return whether a model has parts that the classes below do not ask about."""
+    stretch = model.rope_scaling
     plain = replace(
         model,
         rotary=Rotary(),
@@ -81,14 +82,10 @@ def _is_new(model: ModelShape) -> bool:
         soft_cap=None,
         final_soft_cap=None,
         sinks=False,
-        rope_scaling=None if _has_another_stretch(model) else model.rope_scaling,
+        rope_scaling=stretch if stretch is not None and stretch.kind == "llama3" else None,
         activation="silu" if model.gated else model.activation,
     )
     return plain != model
-
-
-def _has_another_stretch(model: ModelShape) -> bool:
-    return model.rope_scaling is not None and model.rope_scaling.kind != "llama3"
 
 
 def _written(model: ModelShape) -> TransformersModel | None:

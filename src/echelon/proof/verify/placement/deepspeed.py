@@ -17,8 +17,7 @@ import torch
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.verify import VERIFY_OPTIMIZER
 from echelon.proof.evidence.captured import SHARDS_PARAMETERS
-from echelon.proof.verify.placement.interposed import Interposed
-from echelon.proof.verify.placement.located import LocatedTensor
+from echelon.proof.verify.placement.located import Interposed, LocatedTensor
 from echelon.proof.verify.placement.program import Program, torch_optimizer
 from echelon.proof.verify.placement.torch_store import Fragment, HeldParameter, TorchStore
 

@@ -15,8 +15,7 @@ from echelon.layout.modules import TensorPiece
 from echelon.parallel.module.module import RankModule
 from echelon.parallel.storage.buckets import Bucket, Slot
 from echelon.parallel.storage.weights import stored_values
-from echelon.proof.verify.placement.interposed import Interposed
-from echelon.proof.verify.placement.located import LocatedTensor, equal_slice, located
+from echelon.proof.verify.placement.located import Interposed, LocatedTensor, equal_slice, located
 from echelon.proof.verify.placement.program import Program
 from echelon.proof.verify.placement.torch_store import Fragment, HeldParameter, TorchStore
 

@@ -3,13 +3,16 @@
 
 A placement is what happens to an arange: the numbers 0, 1, 2, ... of a parameter's elements are
 split, padded and flattened as its values are. What a rank then holds says where it belongs, for any
-framework, and any slice of it too.
+framework, and any slice of it too. Where a framework keeps values to itself, a call is put before a
+method of one object, and taken off again: the class stays as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any
 
 import torch
 
@@ -94,3 +97,37 @@ def padded(elements: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     shape = list(elements.shape)
     shape[dim] = missing
     return torch.cat((elements, elements.new_full(shape, PADDING)), dim)
+
+
+class Interposed:
+    """Call `before` (and `after`, with the result) around a method of one object until removed."""
+
+    def __init__(
+        self,
+        owner: Any,
+        method: str,
+        before: Callable[[], None],
+        after: Callable[[Any], None] | None = None,
+    ) -> None:
+        """Put the calls around the method."""
+        original = getattr(owner, method)
+
+        @wraps(original)
+        def around(*args: Any, **kwargs: Any) -> Any:
+            before()
+            result = original(*args, **kwargs)
+            if after is not None:
+                after(result)
+            return result
+
+        self._owner = owner
+        self._method = method
+        self._own = vars(owner).get(method)
+        setattr(owner, method, around)
+
+    def remove(self) -> None:
+        """Take the calls off: the object has what it had."""
+        if self._own is None:
+            delattr(self._owner, self._method)
+        else:
+            setattr(self._owner, self._method, self._own)

@@ -16,8 +16,8 @@ import torch
 
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.verify import VERIFY_NAMES
-from echelon.proof.verify.placement.interposed import Interposed
 from echelon.proof.verify.placement.located import (
+    Interposed,
     LocatedTensor,
     located,
     padded,

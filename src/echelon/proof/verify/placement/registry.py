@@ -12,10 +12,9 @@ from typing import Any
 
 from echelon.proof.verify.placement.deepspeed import DeepSpeedStore, is_deepspeed
 from echelon.proof.verify.placement.echelon import EchelonStore, is_echelon
-from echelon.proof.verify.placement.fsdp1 import Fsdp1Store, is_fsdp1
 from echelon.proof.verify.placement.megatron import MegatronStore, is_megatron
 from echelon.proof.verify.placement.program import Program
-from echelon.proof.verify.placement.torch_store import TorchStore
+from echelon.proof.verify.placement.torch_store import Fsdp1Store, TorchStore, is_fsdp1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

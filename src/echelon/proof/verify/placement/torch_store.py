@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of programs whose parameters are tensors of their own: plain modules, DDP, DTensor.
+"""Values of programs of torch: plain modules, DDP, DTensor, FSDP1.
 
 What a DTensor holds (tensor-parallel plans, FSDP2, torchtitan) is read from its placements and
 mesh; everything else is whole, or as the table of names says. Gradients are read when the optimizer
 takes them: clipped, if the program clips.
+
+A handle of FSDP1 (`FullyShardedDataParallel`) keeps the parameters of one wrapped module in one
+flat tensor, of which each rank holds an equal slice; what of each parameter lies in it is written
+beside. With `use_orig_params` the optimizer has the parts of the parameters themselves.
 """
 
 from __future__ import annotations
@@ -15,13 +19,19 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.verify import VERIFY_NAMES, VERIFY_OPTIMIZER
 from echelon.proof.verify.case import Fused
 from echelon.proof.verify.placement.located import LocatedTensor, located
-from echelon.proof.verify.placement.program import Program, ProgramParameter, torch_optimizer
+from echelon.proof.verify.placement.program import (
+    Program,
+    ProgramParameter,
+    plain_name,
+    torch_optimizer,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,3 +236,57 @@ def _fragment(held: HeldParameter, tensor: torch.Tensor) -> Fragment:
         value = value.redistribute(placements=parameter.placements)
     values = local_of(value).reshape(-1)[held.cut or slice(None)]
     return Fragment(name=held.name, place=held.place, values=values, start=held.start)
+
+
+def is_fsdp1(program: Program) -> bool:
+    """Return whether any module of a program is wrapped by FSDP1."""
+    return any(
+        isinstance(inner, FullyShardedDataParallel)
+        for module in program.modules
+        for inner in module.modules()
+    )
+
+
+class Fsdp1Store(TorchStore):
+    """Read the slices of flat parameters that a rank holds."""
+
+    def find(self, program: Program) -> Iterator[HeldParameter]:
+        """Yield the part of each parameter in the slices of this rank."""
+        flat: set[int] = set()
+        offsets = program.on_rank.layer_offsets or (0,) * len(program.modules)
+        for module, offset in zip(program.modules, offsets, strict=True):
+            for name, inner in module.named_modules():
+                handle = getattr(inner, "_handle", None)
+                if isinstance(inner, FullyShardedDataParallel) and handle is not None:
+                    flat |= {id(handle.flat_param), *map(id, handle.flat_param._params or ())}
+                    yield from _held(program, module, (name, offset), handle)
+        for one in program.parameters():
+            if id(one.parameter) not in flat:
+                place = place_of(program, one)
+                yield HeldParameter(name=one.name, parameter=one.parameter, place=place)
+
+
+def _held(
+    program: Program, module: nn.Module, at: tuple[str, int], handle: Any
+) -> Iterator[HeldParameter]:
+    prefix, offset = at
+    flat: Any = handle.flat_param
+    start = 0
+    for number, (fqn, shape) in enumerate(zip(flat._fqns, flat._shapes, strict=True)):
+        path = f"{prefix}._fsdp_wrapped_module.{fqn}".removeprefix(".")
+        name = plain_name(module, path)
+        one = ProgramParameter(name=name, parameter=flat, model=module, offset=offset)
+        place = program.locate(one, shape)
+        if handle.uses_sharded_strategy:
+            info = flat._shard_param_infos[number]
+            if not info.in_shard:
+                continue
+            cut = slice(info.offset_in_shard, info.offset_in_shard + info.numel_in_shard)
+            begin = info.intra_param_start_idx
+        else:
+            cut, begin = slice(start, start + shape.numel()), 0
+            start += shape.numel()
+        parameter = flat
+        if handle._use_orig_params:
+            parameter, cut = flat._params[number], None
+        yield HeldParameter(name=name, parameter=parameter, place=place, cut=cut, start=begin)

@@ -1,1 +1,0 @@
-"""Checkpoints of other trainers, with those trainers: `python -m bench.interop`."""

@@ -1,1 +1,0 @@
-"""Published production choices beside what the planner would choose for the same run."""

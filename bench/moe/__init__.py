@@ -1,1 +1,0 @@
-"""A block of experts beside that of transformers, and the loss of whole models of experts."""

@@ -1,1 +1,0 @@
-"""Predicted beside measured steps of plans on this machine: which plans, and the report."""

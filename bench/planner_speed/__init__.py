@@ -1,1 +1,0 @@
-"""How fast the planner searches, beside calculon where it can be imported."""

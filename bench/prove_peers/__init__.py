@@ -1,1 +1,0 @@
-"""torch's own compositions as subjects of a proof: the plain decoder, split by torch."""

@@ -1,1 +1,0 @@
-"""Every ZeRO stage beside the frameworks that serve it: seconds, memory and bytes."""
