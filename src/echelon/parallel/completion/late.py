@@ -18,8 +18,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from echelon.core.plan import OffloadTarget
-from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.completion.in_flight import (
     ALL_GATHER,
@@ -35,7 +33,7 @@ from echelon.parallel.completion.late_memory import (
     LateFileOffloadStore,
 )
 from echelon.parallel.completion.memory import private_copy, without
-from echelon.parallel.offload import OffloadStore
+from echelon.parallel.offload import OffloadPlace, OffloadStore
 from echelon.parallel.offload.copying_store import CopyingOffloadStore
 from echelon.parallel.offload.host_memory import CopyStreams
 from echelon.parallel.offload.store import MemoryOffloadStore
@@ -102,36 +100,24 @@ class LateCompletion(Completion):
         """Return a pool whose free memory is poisoned."""
         return LateBufferPool(device, self._flight)
 
-    def offload_store(
-        self,
-        home: OffloadTarget,
-        device: torch.device,
-        *,
-        folder: Path,
-        rank: int,
-        num_buffers: int,
-        chunk_bytes: int = TRAINING_PIECES.file_bytes,
-    ) -> OffloadStore:
+    def offload_store(self, place: OffloadPlace, device: torch.device) -> OffloadStore:
         """Return a place whose reads, writes and copies complete late.
 
         What rests on the host is copied to where it is used and back, as for a GPU: a place that
         gives the resting tensors themselves has nothing that could be late.
         """
-        if home == "host":
+        if place.target == "host":
             side, streams = MemoryOffloadStore("host"), LateCopyStreams(self._flight, "slices")
-            return CopyingOffloadStore(side, device, streams, num_buffers=num_buffers)
-        if home == "nvme":
+            return CopyingOffloadStore(side, device, streams, num_buffers=place.num_buffers)
+        if place.target == "nvme":
             return LateFileOffloadStore(
-                folder, rank, num_buffers, self._flight, chunk_bytes=chunk_bytes
+                place.folder,
+                place.rank,
+                place.num_buffers,
+                self._flight,
+                chunk_bytes=place.chunk_bytes,
             )
-        return super().offload_store(
-            home,
-            device,
-            folder=folder,
-            rank=rank,
-            num_buffers=num_buffers,
-            chunk_bytes=chunk_bytes,
-        )
+        return super().offload_store(place, device)
 
     def copy_streams(self, device: torch.device) -> CopyStreams:
         """Return what copies activations late."""
