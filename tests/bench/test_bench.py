@@ -46,7 +46,8 @@ def test_a_bench_gets_its_own_options(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["python -m bench"])
-    monkeypatch.delitem(sys.modules, _module(name), raising=False)
+    for loaded in (_module(name), f"{_module(name)}.__main__"):
+        monkeypatch.delitem(sys.modules, loaded, raising=False)
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
     assert ended.value.code == 0
