@@ -334,7 +334,6 @@ class SentParameters(ParameterGathering):
         self.settle()
 
     def settle(self) -> None:
-        """Return when nothing is under way."""
         for pending in self._sent:
             pending.wait()
         self._sent.clear()

@@ -38,7 +38,7 @@ from echelon.layout.stage import RankPart
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.fp8_gather import SliceCodes
-from echelon.parallel.offload import OffloadStore, PendingFetch
+from echelon.parallel.offload import OffloadPlace, OffloadStore, PendingFetch
 from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Group, Pending
 
@@ -294,14 +294,14 @@ def make_parameter_store(
     """Return where slices of parameters rest, where that is not the device."""
     if zero.parameter_offload == "none":
         return None
-    return groups.completion.offload_store(
-        zero.parameter_offload,
-        device,
+    place = OffloadPlace(
+        target=zero.parameter_offload,
         folder=Path(zero.offload_dir),
         rank=groups.rank,
         num_buffers=num_buffers,
         chunk_bytes=pieces.file_bytes,
     )
+    return groups.completion.offload_store(place, device)
 
 
 def secondary_slices(

@@ -10,21 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from echelon.core.plan import OffloadTarget
 from echelon.cost.bytes.terms import (
     all_gather_bytes,
     all_reduce_bytes,
     all_to_all_bytes,
     reduce_scatter_bytes,
 )
-from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.completion.completion import Completion
-from echelon.parallel.offload import OffloadStore
+from echelon.parallel.offload import OffloadPlace, OffloadStore
 from echelon.parallel.offload.host_memory import CopyStreams
 from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.tensor_memory import BufferPool
@@ -325,24 +322,14 @@ class RehearsedCompletion(Completion):
         """Return what tells when memory is lent, as the allocator of a GPU lends it."""
         return MeteredPool(device, self._shapes.memory, self._shapes.flight.released)
 
-    def offload_store(
-        self,
-        home: OffloadTarget,
-        device: torch.device,
-        *,
-        folder: Path,
-        rank: int,
-        num_buffers: int,
-        chunk_bytes: int = TRAINING_PIECES.file_bytes,
-    ) -> OffloadStore:
+    def offload_store(self, place: OffloadPlace, device: torch.device) -> OffloadStore:
         """Return a place that holds shapes only; what is on the host or in files has none here.
 
         A set that is fetched takes its buffer on the device, as where there is one.
         """
-        del folder, rank, chunk_bytes
-        if home == "none":
+        if place.target == "none":
             return MemoryOffloadStore("device", partial(_shape, device))
-        return RehearsedOffloadStore(device, self._shapes.memory, num_buffers=num_buffers)
+        return RehearsedOffloadStore(device, self._shapes.memory, num_buffers=place.num_buffers)
 
     def copy_streams(self, device: torch.device) -> CopyStreams:
         """Return what copies at once."""

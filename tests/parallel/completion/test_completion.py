@@ -8,6 +8,7 @@ import torch
 
 from echelon.core.event import NoEvents
 from echelon.parallel.completion.completion import Completion
+from echelon.parallel.offload import OffloadPlace
 from echelon.parallel.offload.host_memory import CopyStreams
 from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.tensor_memory import BufferPool
@@ -22,7 +23,8 @@ def test_nothing_stands_between_the_engine_and_the_transport() -> None:
     assert type(completion.group("tp", (2,), None, Recorder(2, NoEvents()))) is Group
     assert type(completion.buffer_pool(CPU)) is BufferPool
     assert completion.buffer_pool(torch.device("cuda")) is None
-    store = completion.offload_store("host", CPU, folder=Path(), rank=0, num_buffers=1)
+    place = OffloadPlace(target="host", folder=Path(), rank=0, num_buffers=1)
+    store = completion.offload_store(place, CPU)
     assert type(store) is MemoryOffloadStore
     assert type(completion.copy_streams(CPU)) is CopyStreams
     with completion.watching(), completion.observing():

@@ -17,6 +17,7 @@ from echelon.parallel.completion.late_memory import (
     LateCopyStreams,
     LateFileOffloadStore,
 )
+from echelon.parallel.offload import OffloadPlace
 from echelon.parallel.offload.copying_store import CopyingOffloadStore
 from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.transport.recorder import Recorder
@@ -62,7 +63,8 @@ STORES: dict[OffloadTarget, type] = {
 def test_slices_rest_where_the_plan_says(
     late: LateCompletion, home: OffloadTarget, tmp_path: Path
 ) -> None:
-    store = late.offload_store(home, CPU, folder=tmp_path, rank=1, num_buffers=2)
+    place = OffloadPlace(target=home, folder=tmp_path, rank=1, num_buffers=2)
+    store = late.offload_store(place, CPU)
     assert type(store) is STORES[home]
     store.add("a", 3, torch.float32)
     store.put(["a"], [torch.ones(3)])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from echelon.core.disk import PAGE_BYTES
 from echelon.core.plan import OffloadTarget
-from echelon.parallel.offload import OffloadStore, make_offload_store
+from echelon.parallel.offload import OffloadPlace, OffloadStore, make_offload_store
 from echelon.parallel.offload.copying_store import CopyingOffloadStore
 from echelon.parallel.offload.file_store import FileOffloadStore
 from echelon.parallel.offload.host_memory import CopyStreams
@@ -49,9 +49,8 @@ def place(name: str, folder: Path) -> OffloadStore:
         side = MemoryOffloadStore() if home == "host" else FileOffloadStore(folder, 0, 2)
         return CopyingOffloadStore(side, CPU, CopyStreams(), num_buffers=2)
     assert home in HOMES
-    return make_offload_store(
-        home, torch.device(device or "cpu"), folder=folder, rank=0, num_buffers=2
-    )
+    rests = OffloadPlace(target=home, folder=folder, rank=0, num_buffers=2)
+    return make_offload_store(rests, torch.device(device or "cpu"))
 
 
 @pytest.fixture(params=PLACES)

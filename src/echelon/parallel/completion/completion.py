@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import cast
 
 import torch
 import torch.distributed as dist
 
-from echelon.core.plan import OffloadTarget
-from echelon.models.piece_sizes import TRAINING_PIECES
-from echelon.parallel.offload import OffloadStore, make_offload_store
+from echelon.parallel.offload import OffloadPlace, OffloadStore, make_offload_store
 from echelon.parallel.offload.host_memory import CopyStreams, make_copy_streams
 from echelon.parallel.tensor_memory import BufferPool
 from echelon.parallel.transport.collectives import Communicator, Group
@@ -55,25 +52,9 @@ class Completion:
         # The allocator of a GPU keeps such memory itself.
         return BufferPool(device) if device.type == "cpu" else None
 
-    def offload_store(
-        self,
-        home: OffloadTarget,
-        device: torch.device,
-        *,
-        folder: Path,
-        rank: int,
-        num_buffers: int,
-        chunk_bytes: int = TRAINING_PIECES.file_bytes,
-    ) -> OffloadStore:
-        """Return an empty place for slices (`make_offload_store`)."""
-        return make_offload_store(
-            home,
-            device,
-            folder=folder,
-            rank=rank,
-            num_buffers=num_buffers,
-            chunk_bytes=chunk_bytes,
-        )
+    def offload_store(self, place: OffloadPlace, device: torch.device) -> OffloadStore:
+        """An empty store of slices (`make_offload_store`)."""
+        return make_offload_store(place, device)
 
     def copy_streams(self, device: torch.device) -> CopyStreams:
         """Return what copies activations between the host and `device`."""

@@ -18,8 +18,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from echelon.core.plan import OffloadTarget
-from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.completion.in_flight import (
     ALL_GATHER,
@@ -35,7 +33,7 @@ from echelon.parallel.completion.late_memory import (
     LateFileOffloadStore,
 )
 from echelon.parallel.completion.memory import private_copy, without
-from echelon.parallel.offload import OffloadStore
+from echelon.parallel.offload import OffloadPlace, OffloadStore
 from echelon.parallel.offload.copying_store import CopyingOffloadStore
 from echelon.parallel.offload.host_memory import CopyStreams
 from echelon.parallel.offload.store import MemoryOffloadStore
@@ -102,36 +100,24 @@ class LateCompletion(Completion):
         """Return a pool whose free memory is poisoned."""
         return LateBufferPool(device, self._flight)
 
-    def offload_store(
-        self,
-        home: OffloadTarget,
-        device: torch.device,
-        *,
-        folder: Path,
-        rank: int,
-        num_buffers: int,
-        chunk_bytes: int = TRAINING_PIECES.file_bytes,
-    ) -> OffloadStore:
+    def offload_store(self, place: OffloadPlace, device: torch.device) -> OffloadStore:
         """Return a place whose reads, writes and copies complete late.
 
         What rests on the host is copied to where it is used and back, as for a GPU: a place that
         gives the resting tensors themselves has nothing that could be late.
         """
-        if home == "host":
+        if place.target == "host":
             side, streams = MemoryOffloadStore("host"), LateCopyStreams(self._flight, "slices")
-            return CopyingOffloadStore(side, device, streams, num_buffers=num_buffers)
-        if home == "nvme":
+            return CopyingOffloadStore(side, device, streams, num_buffers=place.num_buffers)
+        if place.target == "nvme":
             return LateFileOffloadStore(
-                folder, rank, num_buffers, self._flight, chunk_bytes=chunk_bytes
+                place.folder,
+                place.rank,
+                place.num_buffers,
+                self._flight,
+                chunk_bytes=place.chunk_bytes,
             )
-        return super().offload_store(
-            home,
-            device,
-            folder=folder,
-            rank=rank,
-            num_buffers=num_buffers,
-            chunk_bytes=chunk_bytes,
-        )
+        return super().offload_store(place, device)
 
     def copy_streams(self, device: torch.device) -> CopyStreams:
         """Return what copies activations late."""
@@ -241,7 +227,6 @@ class LatePending(Pending):
         return self._real.done() and self._flight.random.random() < 1 / 2
 
     def wait(self) -> None:
-        """Return when the result is there; a second call returns at once."""
         self._flight.land(self._operation)
 
 
@@ -264,7 +249,6 @@ class LateGroup(Group):
     def all_reduce(
         self, tensor: torch.Tensor, *, name: str, async_op: bool = False, op: ReduceOp = "sum"
     ) -> Pending:
-        """Sum `tensor` over the group, or find the largest of each element, in place."""
         if self.size == 1:
             return Pending()
         require_contiguous(name, tensor)
@@ -275,7 +259,6 @@ class LateGroup(Group):
     def all_gather(
         self, whole: torch.Tensor, shard: torch.Tensor, *, name: str, async_op: bool = False
     ) -> Pending:
-        """Fill `whole` [n * piece, ...] with the pieces of all ranks, in group order."""
         if self.size == 1:
             return super().all_gather(whole, shard, name=name, async_op=async_op)
         require_contiguous(name, whole, shard)
@@ -286,7 +269,6 @@ class LateGroup(Group):
     def reduce_scatter(
         self, shard: torch.Tensor, whole: torch.Tensor, *, name: str, async_op: bool = False
     ) -> Pending:
-        """Fill `shard` with this rank's part of the sum of `whole` over the group."""
         if self.size == 1:
             return super().reduce_scatter(shard, whole, name=name, async_op=async_op)
         require_contiguous(name, whole, shard)
@@ -311,7 +293,6 @@ class LateGroup(Group):
     def exchange(
         self, sends: Mapping[int, torch.Tensor], receives: Mapping[int, torch.Tensor], *, name: str
     ) -> Pending:
-        """Start to send and receive flat tensors of any sizes, by the place of the other member."""
         if self.size == 1:
             return Pending()
         require_contiguous(name, *sends.values(), *receives.values())
@@ -323,14 +304,12 @@ class LateGroup(Group):
         return self._late("exchange", name, real, reads, writes, True)
 
     def send(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
-        """Send `tensor` to member `index` of the group; it must live until `wait`."""
         require_contiguous(name, tensor)
         private = private_copy(tensor)
         real = super().send(private, index, name=name, tag=tag)
         return self._late("send", name, real, [(tensor, private)], [], True)
 
     def receive(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
-        """Receive into `tensor` from member `index` of the group."""
         require_contiguous(name, tensor)
         private = torch.empty_like(tensor)
         real = super().receive(private, index, name=name, tag=tag)

@@ -71,7 +71,6 @@ class LateBuffers(BoundedBuffers[Owner]):
         self._flight = flight
 
     def take(self, size: int, owner: Owner) -> torch.Tensor | None:
-        """Return a buffer of at least `size` bytes, or None while all are taken."""
         before = list(self._free)
         buffer = super().take(size, owner)
         for one in before:
@@ -81,7 +80,6 @@ class LateBuffers(BoundedBuffers[Owner]):
         return buffer
 
     def give_back(self, buffer: torch.Tensor) -> None:
-        """Take a buffer back."""
         self._flight.free(buffer)
         super().give_back(buffer)
 
@@ -161,17 +159,14 @@ class LateFileOffloadStore(FileOffloadStore):
         self._held: list[Event] = []
 
     def view(self, key: str) -> torch.Tensor:
-        """Return the content of a key, mapped from the file."""
         self._let_go()
         return super().view(key)
 
     def fetch(self, keys: Sequence[str], *, read: bool = True) -> FileFetch:
-        """Start to read keys into one buffer, once there is one."""
         self._let_go()
         return super().fetch(keys, read=read)
 
     def flush(self) -> None:
-        """Return when all that was put is on the disk."""
         self._let_go()
         super().flush()
 

@@ -128,6 +128,11 @@ class RankModule:
     owners: Mapping[str, int] = field(default_factory=dict)
     """The first pipeline rank that holds each parameter, where there are several."""
 
+    @property
+    def all_buckets(self) -> list[Bucket]:
+        """Buckets of all parameters, trained ones first."""
+        return [*self.buckets, *self.frozen]
+
     def unit_table(self) -> tuple[UnitSummary, ...]:
         """Return what each unit holds, the root last."""
         size = TORCH_DTYPES[self.plan.mathematics.precision.parameters].itemsize

@@ -15,12 +15,8 @@ Source: Ren et al., "ZeRO-Offload", 2021; Rajbhandari et al., "ZeRO-Infinity", 2
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
-from echelon.core.plan import OffloadTarget
-from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.offload.copying_store import CopiedFetch, CopyingOffloadStore
 from echelon.parallel.offload.file_store import FileFetch, FileOffloadStore
 from echelon.parallel.offload.host_memory import (
@@ -29,9 +25,9 @@ from echelon.parallel.offload.host_memory import (
     make_copy_streams,
     plain_memory,
 )
-from echelon.parallel.offload.store import ImmediateFetch, MemoryOffloadStore
+from echelon.parallel.offload.store import ImmediateFetch, MemoryOffloadStore, OffloadPlace
 
-__all__ = ["OffloadStore", "PendingFetch", "make_offload_store"]
+__all__ = ["OffloadPlace", "OffloadStore", "PendingFetch", "make_offload_store"]
 
 OffloadStore = MemoryOffloadStore | FileOffloadStore | CopyingOffloadStore
 """A place where named flat tensors rest between uses."""
@@ -40,32 +36,24 @@ PendingFetch = ImmediateFetch | FileFetch | CopiedFetch
 """A set of tensors on its way to where the caller computes."""
 
 
-def make_offload_store(
-    home: OffloadTarget,
-    device: torch.device,
-    *,
-    folder: Path,
-    rank: int,
-    num_buffers: int,
-    chunk_bytes: int = TRAINING_PIECES.file_bytes,
-) -> OffloadStore:
-    """Return an empty place: "none" is the device itself.
-
-    `folder` and `rank` (where the file is, who it is of) and `chunk_bytes` (the largest transfer)
-    matter for "nvme" only, `num_buffers` (how
-    many fetched sets are in memory at once) wherever there are buffers. EnvironmentProblem where
-    the folder will not do.
-    """
-    if home == "none":
+def make_offload_store(place: OffloadPlace, device: torch.device) -> OffloadStore:
+    """An empty store; EnvironmentProblem where the folder will not do."""
+    if place.target == "none":
         return MemoryOffloadStore("device", device_memory(device))
     on_cpu = device.type == "cpu"
     allocate = plain_memory if on_cpu else locked_memory
-    if home == "host":
+    if place.target == "host":
         side = MemoryOffloadStore("host", allocate)
     else:
         side = FileOffloadStore(
-            folder, rank, num_buffers, chunk_bytes=chunk_bytes, allocate=allocate
+            place.folder,
+            place.rank,
+            place.num_buffers,
+            chunk_bytes=place.chunk_bytes,
+            allocate=allocate,
         )
     if on_cpu:
         return side
-    return CopyingOffloadStore(side, device, make_copy_streams(device), num_buffers=num_buffers)
+    return CopyingOffloadStore(
+        side, device, make_copy_streams(device), num_buffers=place.num_buffers
+    )

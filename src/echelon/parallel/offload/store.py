@@ -10,11 +10,31 @@ promises that are told here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from echelon.core.plan import OffloadTarget
 from echelon.cost.bytes.terms import Pool
+from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.offload.host_memory import Allocate, plain_memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadPlace:
+    """Where slices of a rank rest, and how they come and go."""
+
+    target: OffloadTarget
+    """Device ("none"), host or files."""
+    folder: Path
+    """Folder of the file."""
+    rank: int
+    """Rank whose file it is."""
+    num_buffers: int
+    """Fetched sets that are in memory at once, if there are buffers."""
+    chunk_bytes: int = TRAINING_PIECES.file_bytes
+    """Largest transfer from and to a file."""
 
 
 class ImmediateFetch:

@@ -92,7 +92,7 @@ class ModuleState:
         module = self._module
         module.hooks.free_all()
         self._whole_tensors.take(give)
-        for bucket in self._buckets():
+        for bucket in self._module.all_buckets:
             module.gathering.updated(bucket)
         module.gathering.settle()
         self._slices.set_num_steps(num_updates)
@@ -120,7 +120,9 @@ class ModuleState:
         """Return this rank's slices as copies, and `progress`: where training is."""
         self.require_slices("what is saved would be of whole parameters and of slices")
         tensors = {
-            PARAMETERS: {b.name: stored_values(b)[own_part(b)].clone() for b in self._buckets()}
+            PARAMETERS: {
+                b.name: stored_values(b)[own_part(b)].clone() for b in self._module.all_buckets
+            }
         }
         for kind, held in self._slices.state().items():
             tensors[kind] = {name: flat.clone() for name, flat in held.items()}
@@ -141,7 +143,7 @@ class ModuleState:
         for kind, held in self._slices.state().items():
             for name, flat in held.items():
                 flat.copy_(state["tensors"][kind][name])
-        for bucket in self._buckets():
+        for bucket in self._module.all_buckets:
             _write(bucket, state["tensors"][PARAMETERS][bucket.name])
             module.gathering.updated(bucket)
         module.gathering.settle()
@@ -159,7 +161,7 @@ class ModuleState:
 
     def _keep(self, before: Mapping[str, torch.Tensor]) -> None:
         masters = self._slices.state().get(MASTER, {})
-        for bucket in self._buckets():
+        for bucket in self._module.all_buckets:
             mine = bucket.values[bucket.own]
             if bucket.name in before:
                 # Where nothing was written, the master copy knows more than the parameter.
@@ -168,15 +170,14 @@ class ModuleState:
                 master.copy_(torch.where(written, mine.to(master.dtype), master))
             _write(bucket, mine)
 
-    def _buckets(self) -> list[Bucket]:
-        return [*self._module.buckets, *self._module.frozen]
-
     def _layout(self) -> dict[str, Any]:
         module = self._module
         return {
             "plan": module.plan.content_hash(),
             "rank": module.groups.rank,
-            "buckets": [[bucket.name, bucket.plan.num_elements] for bucket in self._buckets()],
+            "buckets": [
+                [bucket.name, bucket.plan.num_elements] for bucket in self._module.all_buckets
+            ],
         }
 
 
@@ -353,7 +354,7 @@ class WholeTensors:
         """Return what this rank has: a bucket of one kind after the other, then what is in none."""
         state = self._slices.state()
         runs: list[TensorRun] = []
-        for bucket in self._buckets():
+        for bucket in self._module.all_buckets:
             kinds = {PARAMETERS: bucket.values.dtype}
             kinds |= {
                 k: held[bucket.name].dtype for k, held in state.items() if bucket.name in held
@@ -425,7 +426,7 @@ class WholeTensors:
         """Return all of what this rank, or its shard group, has of a run."""
         if not run.bucket:
             return self._loose()[run.slots[0][0]].detach().reshape(-1)
-        bucket = next(one for one in self._buckets() if one.name == run.bucket)
+        bucket = next(one for one in self._module.all_buckets if one.name == run.bucket)
         flat = stored_values(bucket)
         if run.kind != PARAMETERS:
             flat = self._slices.state()[run.kind][bucket.name]
@@ -441,7 +442,7 @@ class WholeTensors:
         """Write what this rank holds of a parameter where it rests, if it has it."""
         if kind == PARAMETERS and (loose := self._loose().get(name)) is not None:
             loose.copy_(values.view(loose.shape))
-        for bucket in self._buckets():
+        for bucket in self._module.all_buckets:
             target = stored_values(bucket)[own_part(bucket)]
             first = bucket.own.start
             if kind != PARAMETERS:
@@ -464,16 +465,13 @@ class WholeTensors:
     def _loose(self) -> dict[str, torch.Tensor]:
         """Return the parameters of this rank that are in no bucket."""
         module = self._module
-        held = {slot.spec.name for bucket in self._buckets() for slot in bucket.slots}
+        held = {slot.spec.name for bucket in self._module.all_buckets for slot in bucket.slots}
         named = dict(module.model.named_parameters())
         return {
             one.spec.name: named[one.spec.name]
             for one in module.parameters
             if one.spec.name not in held and one.spec.name not in module.foreign
         }
-
-    def _buckets(self) -> list[Bucket]:
-        return [*self._module.buckets, *self._module.frozen]
 
 
 def own_part(bucket: Bucket) -> slice:

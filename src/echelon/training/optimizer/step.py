@@ -9,9 +9,6 @@ their way at a time, so that messages travel while other matrices are computed.
 In the gradient norm every logical parameter counts once: ranks that hold other slices, tensor
 slices or stages add up what each gives here. What counts elsewhere adds nothing, unless it is not
 finite: a copy that is NaN on one rank alone must stop the update of all.
-
-Buckets are updated in the order of the next forward pass. Those of Muon take three jobs; a few of
-them are on their way at a time, so that messages travel while other matrices are computed.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from echelon.layout.stage import expert_index_of, pp_rank_of
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import TORCH_DTYPES, at_least_fp32
 from echelon.parallel.device_mesh import RankGroups
-from echelon.parallel.offload import OffloadStore, PendingFetch
+from echelon.parallel.offload import OffloadPlace, OffloadStore, PendingFetch
 from echelon.parallel.storage.buckets import Bucket
 from echelon.training.optimizer.muon import Muon, MuonGroup
 from echelon.training.optimizer.trained_ranges import (
@@ -65,14 +62,14 @@ class SliceOptimizer:
         """Reserve the state of `buckets`; the ranks of a stage do so together."""
         settings, precision = plan.mathematics.optimizer, plan.mathematics.precision
         zero = plan.layout.zero
-        self.store = groups.completion.offload_store(
-            zero.optimizer_offload,
-            device,
+        place = OffloadPlace(
+            target=zero.optimizer_offload,
             folder=Path(zero.offload_dir),
             rank=groups.rank,
             num_buffers=zero.offload_buffers,
             chunk_bytes=pieces.file_bytes,
         )
+        self.store = groups.completion.offload_store(place, device)
         self._pieces = pieces
         self._one_pass = plan.layout.kernels.of("update") != "plain"
         self._buckets, self._settings = buckets, settings

@@ -80,7 +80,6 @@ class StagePasses(BackwardPasses):
         self._sums = reduction
 
     def hold(self, buckets: Sequence[Bucket]) -> None:
-        """Take the gradients of all parameters of `buckets` from now on."""
         self.store.hold(buckets)
         take = _taker(self.store)
         for bucket in buckets:
@@ -88,7 +87,6 @@ class StagePasses(BackwardPasses):
                 slot.parameter.register_post_accumulate_grad_hook(take)
 
     def start_step(self) -> None:
-        """Forget the gradients of the last step."""
         self.store.start_step()
         self._sums.start_step()
         self.reduced, self.num_passes = False, 0
@@ -105,7 +103,6 @@ class StagePasses(BackwardPasses):
         self.num_passes = 1
 
     def unused(self) -> list[str]:
-        """Return the names of trained parameters that no backward of this step reached here."""
         return [
             slot.spec.name
             for bucket in self.store.buckets
@@ -127,7 +124,6 @@ class StagePasses(BackwardPasses):
         self._sums.finish()
 
     def drop(self) -> None:
-        """Forget the gradients that have come since the last step; all ranks do so together."""
         self._sums.finish()
         self.start_step()
 
