@@ -1,4 +1,4 @@
-"""Greedy generation beside transformers, both with a cache: `python -m bench.generation`.
+"""Greedy generation beside transformers, both with a cache: `python -m bench generation`.
 
 The same Llama with the same random weights in fp32, one thread a rank: transformers in one process,
 ours in that process too, and ours on two tensor ranks. Cases take turns; a turn reads prompts of 32
@@ -12,7 +12,6 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,8 +21,8 @@ from echelon.core.event import NoEvents
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
-from echelon.cost.bytes.generate import cache_size
-from echelon.inference.cache import CachedSequence, PagedCache
+from echelon.cost.bytes.generate import KindCacheSizes, cache_size
+from echelon.inference.cache import CachedSequence, KindCaches
 from echelon.inference.generator import Generator, Writing
 from echelon.inference.operations import CacheOperations
 from echelon.launch.context import RankContext
@@ -45,37 +44,18 @@ _NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationSize:
-    """Name the sizes of a Llama."""
-
-    layers: int
-    hidden: int
-    ffn: int
-    vocab: int
-    heads: int
-    kv_heads: int
-
-    @property
-    def shape(self) -> ModelShape:
-        """Return the model."""
-        return ModelShape(
-            name="llama",
-            layers=self.layers,
-            hidden=self.hidden,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=self.hidden // self.heads,
-            ffn=self.ffn,
-            vocab=self.vocab,
-            max_positions=1024,
-        )
+def _llama(layers: int, hidden: int, ffn: int, vocab: int, heads: int, kv_heads: int) -> ModelShape:
+    sizes = {"layers": layers, "hidden": hidden, "ffn": ffn, "vocab": vocab, "heads": heads}
+    head_dim = hidden // heads
+    return ModelShape(
+        name="llama", kv_heads=kv_heads, head_dim=head_dim, max_positions=1024, **sizes
+    )
 
 
 SIZES = {
-    "tiny": GenerationSize(layers=4, hidden=128, ffn=352, vocab=512, heads=4, kv_heads=2),
-    "34m": GenerationSize(layers=8, hidden=512, ffn=1376, vocab=8192, heads=8, kv_heads=8),
-    "150m": GenerationSize(layers=8, hidden=1024, ffn=2816, vocab=16384, heads=16, kv_heads=4),
+    "tiny": _llama(4, 128, 352, 512, 4, 2),
+    "34m": _llama(8, 512, 1376, 8192, 8, 8),
+    "150m": _llama(8, 1024, 2816, 16384, 16, 4),
 }
 
 
@@ -122,7 +102,8 @@ class Ours:
         start = time.perf_counter()
         lengths = [len(one) for one in self._prompts]
         size = cache_size(self.plan, len(self._layers), lengths, max_tokens=COUNT, block_tokens=16)
-        operations.cache = PagedCache(size, self._layers, None, torch.float32, torch.device("cpu"))
+        kinds = KindCacheSizes(sizes=(size,), blocks=(self._layers,), windows=(None,))
+        operations.caches = KindCaches(kinds, torch.float32, torch.device("cpu"))
         sequences = [
             CachedSequence(number=number, tokens=list(one), prompt_tokens=PROMPT)
             for number, one in enumerate(self._prompts)
@@ -190,7 +171,7 @@ def _transformers_turn(model: Any, prompts: list[list[int]]) -> tuple[list[list[
 
 def measure(name: str, batch: int, rounds: int, pool: RankPool) -> dict[str, float]:
     """Return tokens per second of each case of one size."""
-    shape = SIZES[name].shape
+    shape = SIZES[name]
     plans = {ranks: _plan(shape, ranks) for ranks in (1, 2)}
     theirs, prompts = transformers_model(shape), prompts_of(shape, batch)
     expected = _transformers_turn(theirs, prompts)[0]

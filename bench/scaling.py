@@ -1,4 +1,4 @@
-"""Measure how Echelon scales over data-parallel ranks: `python -m bench.scaling`.
+"""Measure how Echelon scales over data-parallel ranks: `python -m bench scaling`.
 
 Two definitions, for T(n, b) the seconds of a step of b sequences on n ranks:
 
@@ -7,25 +7,25 @@ Two definitions, for T(n, b) the seconds of a step of b sequences on n ranks:
 
 Source: Gustafson, "Reevaluating Amdahl's Law", 1988. The figures are printed as measured: with more
 ranks than cores neither can reach 1, and a busy machine shows in the spread. One rank is the same
-engine with one thread; the cases take turns as in `bench.train`.
+engine with one thread; the cases take turns as in `bench train`.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import statistics
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.harness.catalogue import ours
-from bench.harness.hosts import one_host
-from bench.harness.interleave import end_cleanly, say
-from bench.harness.ranks import CaseFailed, RankGroup
+from bench.harness.interleave import Contest, add_turns, end_cleanly, logs_folder, on_one_host
+from bench.harness.ranks import CaseFailed
+from bench.harness.report import markdown, spread_of
 from bench.harness.spec import SIZES, Mode, Size
 
 
@@ -79,21 +79,16 @@ def measure(
     size: Size, chosen: Sequence[Load], *, rounds: int, steps: int, logs: Path
 ) -> dict[str, list[float]]:
     """Return the seconds per step of each load, one per round; CaseFailed where one cannot run."""
-    taken: dict[str, list[float]] = {load.name: [] for load in chosen}
     with contextlib.ExitStack() as stack:
-        groups: dict[str, RankGroup] = {}
+        entered = Contest(logs=logs, size=size)
         for load in chosen:
             case = ours(Mode(name=f"dp{load.ranks}-{load.name}", dp=load.ranks))
-            settings = case.settings(replace(size, global_sequences=load.sequences))
-            host = stack.enter_context(one_host())
-            groups[load.name] = stack.enter_context(RankGroup(case, settings, [host], logs))
-            groups[load.name].run(warmup=0, steps=1)
-        for number in range(rounds):
-            say(f"round {number + 1} of {rounds}")
-            for name, group in groups.items():
-                taken[name].append(group.run(warmup=1, steps=steps).step_s)
-                say(f"  {name}: {taken[name][-1]:.3f} s")
-    return taken
+            entered.size = replace(size, global_sequences=load.sequences)
+            entered.enter(replace(case, label=load.name), stack, on_one_host)
+        entered.take_rounds(rounds, warmup=1, steps=steps)
+    if entered.failures:
+        raise CaseFailed("; ".join(f"{name}: {why}" for name, why in entered.failures.items()))
+    return {name: [one.step_s for one in taken] for name, taken in entered.rounds.items()}
 
 
 def scaling_of(ranks: int, taken: Mapping[str, Sequence[float]]) -> Scaling:
@@ -106,19 +101,16 @@ def scaling_of(ranks: int, taken: Mapping[str, Sequence[float]]) -> Scaling:
 
 def report(chosen: Sequence[Load], taken: Mapping[str, Sequence[float]]) -> str:
     """Return the times as a Markdown table, and both efficiencies with their definitions."""
-    lines = ["| load | ranks | sequences | step s | spread |", "|---|---|---|---|---|"]
+    lines: list[list[str]] = []
     for load in chosen:
         values = taken[load.name]
-        middle = statistics.median(values)
-        spread = (max(values) - min(values)) / middle
-        lines.append(
-            f"| {load.name} | {load.ranks} | {load.sequences} | {middle:.3f} | {spread:.0%} |"
-        )
+        cells = (f"{statistics.median(values):.3f}", f"{spread_of(values):.0%}")
+        lines.append([load.name, str(load.ranks), str(load.sequences), *cells])
     n, b = chosen[-1].ranks, chosen[0].sequences
     found = scaling_of(n, taken)
     return "\n".join(
         [
-            *lines,
+            markdown(("load", "ranks", "sequences", "step s", "spread"), lines),
             f"strong scaling, the same {b} sequences on {n} ranks: speed-up T(1) / T({n}) = "
             f"{found.speed_up:.2f}, efficiency T(1) / ({n} T({n})) = {found.strong_efficiency:.2f}",
             f"weak scaling, {b} sequences on each rank: efficiency T(1) / T({n}) = "
@@ -129,27 +121,26 @@ def report(chosen: Sequence[Load], taken: Mapping[str, Sequence[float]]) -> str:
 
 def main() -> int:
     """Measure, and print what was measured."""
-    parser = argparse.ArgumentParser(prog="python -m bench.scaling", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench scaling", description=__doc__)
     add = parser.add_argument
     add("--size", choices=SIZES, default="spec", help="size of the model (default: %(default)s)")
     add("--ranks", type=int, default=2, help="data-parallel ranks beside one (default: 2)")
-    add("--rounds", type=int, default=3, help="turns of every load (default: %(default)s)")
-    add("--steps", type=int, default=4, help="timed steps a turn (default: %(default)s)")
-    add("--logs", type=Path, help="folder for the output of ranks (default: a new one)")
+    add_turns(parser, steps=4)
     options = parser.parse_args()
     size = SIZES[options.size]
     try:
         chosen = loads(size, options.ranks)
     except ValueError as error:
         sys.exit(f"error: {error}")
-    logs = options.logs or Path(tempfile.mkdtemp(prefix="echelon-bench-"))
-    logs.mkdir(parents=True, exist_ok=True)
+    logs = logs_folder(options.logs)
     end_cleanly()
     try:
         taken = measure(size, chosen, rounds=options.rounds, steps=options.steps, logs=logs)
     except CaseFailed as error:
         sys.exit(f"error: {error}")
     print(report(chosen, taken))
+    if options.json is not None:
+        options.json.write_text(json.dumps(taken, indent=1) + "\n")
     print(f"{size.name}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}; logs in {logs}")
     return 0
 

@@ -8,7 +8,7 @@ more tokens per second and device is predicted to have more. Pairs nearer than 1
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
 
 import numpy as np
@@ -41,16 +41,9 @@ class Errors:
 
     def to_json(self) -> dict[str, object]:
         """Return the errors as a JSON object."""
-        return {
-            "rows": self.rows,
-            "mean": self.mean,
-            "median": self.median,
-            "p90": self.p90,
-            "bias": self.bias,
-            "least": self.least,
-            "pairs": self.pairs,
-            "order": self.order,
-        }
+        known = asdict(self)
+        del known["right_pairs"]
+        return {**known, "order": self.order}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,7 +109,7 @@ def one_f_one_b_cases(options: Options) -> tuple[Case, ...]:
         replace(case, mode=mode) for case in known if not case.module.endswith("torch_pp")
     )
     python = options.peers_home / "venv" / "bin" / "python"
-    module = "bench.peers.picotron_pp"
+    module = "bench.peers.picotron"
     picotron = Case(label="picotron", module=module, variant="", mode=mode, python=python)
     return (*others, picotron)
 

@@ -55,6 +55,6 @@ def test_the_engine_is_timed_on_every_load(tmp_path: Path) -> None:
     assert all(value > 0 for values in taken.values() for value in values)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
-        "echelon-dp1-one-rank0.log",
-        *(f"echelon-dp2-{kind}-rank{rank}.log" for kind in ("strong", "weak") for rank in (0, 1)),
+        "one-dp1-one-rank0.log",
+        *(f"{kind}-dp2-{kind}-rank{rank}.log" for kind in ("strong", "weak") for rank in (0, 1)),
     }

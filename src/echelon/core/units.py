@@ -15,6 +15,8 @@ from math import isinf
 from string import ascii_letters
 from typing import Literal
 
+SECOND_UNITS = ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns"))
+"""How many there are in a second, and the name of each."""
 BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SENT = ("B", "kB", "MB", "GB", "TB")
 _DECIMAL = ("", "k", "M", "B", "T")

@@ -3,20 +3,16 @@
 
 from __future__ import annotations
 
-import platform
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from echelon.core.errors import ConfigError
 from echelon.core.messages.notes import PROGRESS
 from echelon.core.plan import Plan
 from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN
-from echelon.core.version import __version__
 from echelon.layout.islands import inner_plan, without_losses
 from echelon.proof.causes.diagnose import diagnose, diagnose_races
 from echelon.proof.claims.choice_errors import with_ties_of_ranks
@@ -40,7 +36,7 @@ from echelon.proof.replays.runs import RankRunner, replayed, run_with_a_lost_isl
 from echelon.proof.shrink import num_rounded_steps, num_steps, same_dtypes, shrink, without_8_bits
 from echelon.proof.sum_bounds import NUM_STEPS as ROUNDED_STEPS
 from echelon.proof.sum_bounds import with_exact_sums, with_rounded_sums
-from echelon.proof.verdict import Proof, ProofPass
+from echelon.proof.verdict import Proof, ProofPass, running_versions
 
 OUR_ENGINE = "echelon.training.subject:build"
 """The subject that is proven when none is named."""
@@ -139,11 +135,7 @@ def _proof(
         subject=subject,
         seed=plan.mathematics.seed,
         num_steps=steps,
-        versions={
-            "echelon": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        versions=running_versions(),
         passes=passes,
     )
 

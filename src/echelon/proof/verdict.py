@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import json
 import math
+import platform
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
+
 from echelon.core.errors import Problem, ProofFailed
 from echelon.core.notebook import NOTEBOOK_VIEWS
 from echelon.core.plan import Plan
+from echelon.core.version import __version__
 from echelon.proof.causes.finding import Diagnosis
 from echelon.proof.claims.claims import ClaimResult
 
@@ -165,6 +169,15 @@ class SubjectProof(ProofVerdict):
             "versions": dict(self.versions),
             "passes": [pass_json(one) for one in self.passes],
         }
+
+
+def running_versions() -> dict[str, str]:
+    """Versions that this process runs with, by package."""
+    return {
+        "echelon": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
 
 
 def claim_problem(one: ProofPass, claim: ClaimResult) -> Problem:

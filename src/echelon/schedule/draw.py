@@ -27,6 +27,7 @@ from types import MappingProxyType
 
 from echelon.core.event import Event
 from echelon.core.svg import figure, fill, key, line, rect, style, text
+from echelon.core.units import SECOND_UNITS
 from echelon.schedule.action import ActionKind
 from echelon.schedule.messages import Payload
 
@@ -347,7 +348,6 @@ def _tip(event: Event) -> str:
 
 
 _MOST_TICKS = 12  # ticks
-_UNITS = ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns"))
 
 
 def ticks(span: float, unit: str) -> tuple[float, tuple[float, ...], str]:
@@ -360,7 +360,7 @@ def ticks(span: float, unit: str) -> tuple[float, tuple[float, ...], str]:
         return 1.0, (0.0,), unit
     scale, name = 1.0, unit
     if unit == "s":
-        scale, name = next((pair for pair in _UNITS if span * pair[0] >= 1), _UNITS[-1])
+        scale, name = next((pair for pair in SECOND_UNITS if span * pair[0] >= 1), SECOND_UNITS[-1])
     step = _step(span * scale)
     count = floor(span * scale / step * (1 + 1e-9))
     return scale, tuple(step * k / scale for k in range(count + 1)), name

@@ -52,7 +52,7 @@ def test_every_mode_has_peers_and_a_plan_of_its_size(mode: Mode) -> None:
 def test_every_axis_of_a_module_has_peers_that_train_the_same_one(mode: Mode) -> None:
     assert chosen_modes(mode.name) == (mode,)
     found = peers(mode, Path("/nowhere"), at_most=9, own_module=True)
-    others = {"bench.peers.megatron", "bench.peers.torchtitan_llama", "bench.peers.picotron_cp"}
+    others = {"bench.peers.megatron", "bench.peers.torchtitan_llama", "bench.peers.picotron"}
     assert found
     assert not others & {case.module for case in found}
     case = own_module(mode, Path("/nowhere"))

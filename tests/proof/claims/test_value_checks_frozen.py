@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,13 +12,13 @@ import torch
 from echelon.proof.claims.claims import CLAIMS
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.claims.value_checks import frozen
-from echelon.proof.evidence.run import INITIAL
+from echelon.proof.evidence.run import INITIAL, ProgramRun
 
 
 def evidence(*, moved: bool = False, gradient: bool = False) -> PlanEvidence:
     first = torch.ones(2)
     later = first + torch.tensor([0.0, float(moved) * 2.0**-20])
-    piece = SimpleNamespace(rank=1, tensor=later, region=(slice(0, 2),))
+    piece = SimpleNamespace(rank=1, tensor=later, of=lambda whole: whole)
 
     def shards(kind: str, _step: int, _name: str) -> list[Any]:
         return [piece] * gradient if kind == "gradients" else [piece]
@@ -27,7 +28,10 @@ def evidence(*, moved: bool = False, gradient: bool = False) -> PlanEvidence:
         return first.double()
 
     specs = {"w": SimpleNamespace(frozen=True), "a": SimpleNamespace(frozen=False)}
-    observed = SimpleNamespace(specs=specs, value_kinds=("parameters",), parts=shards, whole=whole)
+    observed: Any = SimpleNamespace(
+        specs=specs, value_kinds=("parameters",), parts=shards, whole=whole, fits=lambda _: True
+    )
+    observed.differing = partial(ProgramRun.differing, observed)
     return cast(PlanEvidence, SimpleNamespace(run=observed, steps=[SimpleNamespace(step=0)]))
 
 

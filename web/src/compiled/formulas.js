@@ -50,7 +50,7 @@ return found;
 function $guide_ways(tables, controls, model, cluster) {
 let found, row, situation, steps, strategy, tree;
 
-situation = new $ControlsSituation({ tables: tables, controls: controls, shape: $model_shape($rt.item(model, "shape")), preset: model, place: cluster });
+situation = new $ControlsSituation({ tables: tables, controls: controls, preset: model, place: cluster, model: $model_shape($rt.item(model, "shape")), num_parameters: $rt.item(model, "parameters"), largest_block: $rt.item(model, "largest_block"), precision: $bytes_of_weight($rt.item($PRECISIONS, controls.precision), controls.optimizer), global_sequences: controls.sequences, microbatch_sequences: controls.microbatch, positions: controls.length, memory: $rt.item(cluster, "memory_bytes"), nodes: $rt.item(cluster, "nodes"), devices_per_node: $rt.item(cluster, "devices_per_node"), domain: $rt.item(cluster, "fast_domain"), links: $rt.list($rt.iter($rt.item(cluster, "links")).map((link) => new $Link({ name: $rt.item(link, "name"), degree: $rt.item(link, "degree"), bandwidth: $rt.item(link, "bandwidth"), latency_s: $rt.item(link, "latency_s") }))) });
 found = [];
 for (tree of $rt.iter($TREES)) {
 [steps, strategy] = $rt.unpack(tree.walk(situation), 2);
@@ -915,6 +915,13 @@ where = ($rt.eq(across, $rt.floordiv(ranks, degree)) ? "crosses" : "some cross")
 return new $MeshAxis({ name: name, degree: degree, digits: [new $MeshDigit({ degree: degree, stride: stride })], link: told, where: ($rt.eq(across, 0) ? "in a node" : where) });
 }
 
+function $bytes_of_weight(precision, optimizer) {
+let master;
+
+master = $rt.item($DTYPE_BYTES, precision.master);
+return new $StatePrecision({ parameters: $rt.item($DTYPE_BYTES, precision.parameters), gradients: $rt.item($DTYPE_BYTES, precision.gradients), master: ($rt.truth(precision.has_master) ? master : 0), moments: $rt.mul($rt.item($num_states, optimizer), master) });
+}
+
 const $lambda = ((situation) => ($_fits_split(situation, new $GuideSplit({  }))));
 
 function $_fast_inside(situation) {
@@ -1113,13 +1120,6 @@ let stages, whole;
 stages = schedule.num_stages;
 whole = $rt.add(lengths.input_gradient_s, lengths.weight_gradient_s);
 return new $Durations({ forward_s: $rt.mul([lengths.forward_s], stages), backward_s: $rt.mul([whole], stages), input_gradient_s: $rt.mul([lengths.input_gradient_s], stages), weight_gradient_s: $rt.mul([lengths.weight_gradient_s], stages), transfer_s: $rt.mul([lengths.transfer_s], (stages - 1)) });
-}
-
-function $bytes_of_weight(precision, optimizer) {
-let master;
-
-master = $rt.item($DTYPE_BYTES, precision.master);
-return new $StatePrecision({ parameters: $rt.item($DTYPE_BYTES, precision.parameters), gradients: $rt.item($DTYPE_BYTES, precision.gradients), master: ($rt.truth(precision.has_master) ? master : 0), moments: $rt.mul($rt.item($num_states, optimizer), master) });
 }
 
 function $_stages(zero) {
@@ -2775,7 +2775,7 @@ $rt.include($rt.setdefault(kinds, [action.stage, action.microbatch], $rt.set()),
 whole = $rt.sum($rt.iter(kinds).map(([stage, microbatch]) => !$rt.truth($_cell_fault(stage, microbatch, kinds))));
 wrong = ($rt.mul(stages, microbatches) - whole);
 faults = [];
-for ([stage, microbatch] of $rt.iter($_all_cells(stages, microbatches))) {
+for ([stage, microbatch] of $rt.iter($rt.iter($rt.range(stages)).flatMap((s) => $rt.iter($rt.range(microbatches)).map((m) => [s, m])))) {
 if ($rt.eq($rt.len(faults), $rt.least(wrong, 8))) {
 break;
 }
@@ -3388,15 +3388,6 @@ if ((!$rt.truth(fused) && $rt.eq($rt.len(split), 1))) {
 return $rt.join($rt.str(($rt.has(kinds, "B") ? "W" : "B")), " is missing");
 }
 return "";
-}
-
-function* $_all_cells(stages, microbatches) {
-let microbatch, stage;
-for (stage of $rt.iter($rt.range(stages))) {
-for (microbatch of $rt.iter($rt.range(microbatches))) {
-yield [stage, microbatch];
-}
-}
 }
 
 function $blocks_of_slice(count) {
@@ -4076,71 +4067,22 @@ this.message = $rt.required(of.message, 'message');
 
 class $ControlsSituation {
 constructor(of) {
+this.model = $rt.required(of.model, 'model');
+this.num_parameters = $rt.required(of.num_parameters, 'num_parameters');
+this.largest_block = $rt.required(of.largest_block, 'largest_block');
+this.precision = $rt.required(of.precision, 'precision');
+this.global_sequences = $rt.required(of.global_sequences, 'global_sequences');
+this.microbatch_sequences = $rt.required(of.microbatch_sequences, 'microbatch_sequences');
+this.positions = $rt.required(of.positions, 'positions');
+this.memory = $rt.required(of.memory, 'memory');
+this.nodes = $rt.required(of.nodes, 'nodes');
+this.devices_per_node = $rt.required(of.devices_per_node, 'devices_per_node');
+this.domain = $rt.required(of.domain, 'domain');
+this.links = $rt.required(of.links, 'links');
 this.tables = $rt.required(of.tables, 'tables');
 this.controls = $rt.required(of.controls, 'controls');
-this.shape = $rt.required(of.shape, 'shape');
 this.preset = $rt.required(of.preset, 'preset');
 this.place = $rt.required(of.place, 'place');
-}
-get model() {
-const self = this;
-
-return self.shape;
-}
-get num_parameters() {
-const self = this;
-
-return $rt.item(self.preset, "parameters");
-}
-get largest_block() {
-const self = this;
-
-return $rt.item(self.preset, "largest_block");
-}
-get precision() {
-const self = this;
-
-return $bytes_of_weight($rt.item($PRECISIONS, self.controls.precision), self.controls.optimizer);
-}
-get global_sequences() {
-const self = this;
-
-return self.controls.sequences;
-}
-get microbatch_sequences() {
-const self = this;
-
-return self.controls.microbatch;
-}
-get positions() {
-const self = this;
-
-return self.controls.length;
-}
-get memory() {
-const self = this;
-
-return $rt.item(self.place, "memory_bytes");
-}
-get nodes() {
-const self = this;
-
-return $rt.item(self.place, "nodes");
-}
-get devices_per_node() {
-const self = this;
-
-return $rt.item(self.place, "devices_per_node");
-}
-get domain() {
-const self = this;
-
-return $rt.item(self.place, "fast_domain");
-}
-get links() {
-const self = this;
-
-return $rt.list($rt.iter($rt.item(self.place, "links")).map((link) => new $Link({ name: $rt.item(link, "name"), degree: $rt.item(link, "degree"), bandwidth: $rt.item(link, "bandwidth"), latency_s: $rt.item(link, "latency_s") })));
 }
 inputs(split, recompute) {
 const self = this;
@@ -4150,7 +4092,7 @@ controls = self.controls;
 precision = $rt.item($PRECISIONS, controls.precision);
 layout = $layout_of_split(split, controls.sequences, controls.microbatch, $rt.either(recompute, () => controls.recompute));
 machine = $machine_numbers(self.tables, controls, self.preset, self.place);
-return new $CostInputs({ model: $model_numbers_from_shape(self.shape, controls.length, layout.tp), machine: $rt.replace(machine, { attention_flops: machine.peak_flops }), software: $guide_constants(precision, controls.optimizer, $rt.item(self.place, "gpus")), layout: layout });
+return new $CostInputs({ model: $model_numbers_from_shape(self.model, controls.length, layout.tp), machine: $rt.replace(machine, { attention_flops: machine.peak_flops }), software: $guide_constants(precision, controls.optimizer, $rt.item(self.place, "gpus")), layout: layout });
 }
 get num_devices() {
 const self = this;
@@ -4196,6 +4138,53 @@ against(num_bytes) {
 const self = this;
 
 return $rt.join($rt.fixed((num_bytes / 1073741824), 1, true), " of ", $rt.fixed((self.memory / 1073741824), 1, true), " GiB");
+}
+}
+
+class $Precision {
+constructor(of) {
+this.parameters = $rt.given(of.parameters, "fp32");
+this.gradients = $rt.given(of.gradients, "fp32");
+this.reduction = $rt.given(of.reduction, "fp32");
+this.master = $rt.given(of.master, "fp32");
+this.loss_scaling = $rt.given(of.loss_scaling, "none");
+this.loss_scale = $rt.given(of.loss_scale, 65536.0);
+this.loss_scale_window = $rt.given(of.loss_scale_window, 1000);
+this.loss_scale_min = $rt.given(of.loss_scale_min, 1.0);
+this.loss_scale_hysteresis = $rt.given(of.loss_scale_hysteresis, 1);
+this.matmul = $rt.given(of.matmul, "parameters");
+this.fp8_block = $rt.given(of.fp8_block, 128);
+this.fp8_scales = $rt.given(of.fp8_scales, "block");
+this.fp8_history = $rt.given(of.fp8_history, 16);
+this.fp8_gradients = $rt.given(of.fp8_gradients, "e4m3");
+this.int8_block = $rt.given(of.int8_block, 0);
+}
+get has_master() {
+const self = this;
+
+return !$rt.eq(self.master, self.parameters);
+}
+get is_fp8() {
+const self = this;
+
+return $rt.eq(self.matmul, "fp8");
+}
+get has_tensor_scales() {
+const self = this;
+
+return $rt.both(self.is_fp8, () => $rt.eq(self.fp8_scales, "tensor"));
+}
+}
+
+class $Link {
+constructor(of) {
+this.name = $rt.required(of.name, 'name');
+this.degree = $rt.required(of.degree, 'degree');
+this.bandwidth = $rt.required(of.bandwidth, 'bandwidth');
+this.latency_s = $rt.required(of.latency_s, 'latency_s');
+this.efficiency = $rt.given(of.efficiency, 1.0);
+this.half_bytes = $rt.given(of.half_bytes, 0.0);
+this.interfaces = $rt.given(of.interfaces, 0);
 }
 }
 
@@ -5460,41 +5449,6 @@ this.transfer_s = $rt.required(of.transfer_s, 'transfer_s');
 }
 }
 
-class $Precision {
-constructor(of) {
-this.parameters = $rt.given(of.parameters, "fp32");
-this.gradients = $rt.given(of.gradients, "fp32");
-this.reduction = $rt.given(of.reduction, "fp32");
-this.master = $rt.given(of.master, "fp32");
-this.loss_scaling = $rt.given(of.loss_scaling, "none");
-this.loss_scale = $rt.given(of.loss_scale, 65536.0);
-this.loss_scale_window = $rt.given(of.loss_scale_window, 1000);
-this.loss_scale_min = $rt.given(of.loss_scale_min, 1.0);
-this.loss_scale_hysteresis = $rt.given(of.loss_scale_hysteresis, 1);
-this.matmul = $rt.given(of.matmul, "parameters");
-this.fp8_block = $rt.given(of.fp8_block, 128);
-this.fp8_scales = $rt.given(of.fp8_scales, "block");
-this.fp8_history = $rt.given(of.fp8_history, 16);
-this.fp8_gradients = $rt.given(of.fp8_gradients, "e4m3");
-this.int8_block = $rt.given(of.int8_block, 0);
-}
-get has_master() {
-const self = this;
-
-return !$rt.eq(self.master, self.parameters);
-}
-get is_fp8() {
-const self = this;
-
-return $rt.eq(self.matmul, "fp8");
-}
-get has_tensor_scales() {
-const self = this;
-
-return $rt.both(self.is_fp8, () => $rt.eq(self.fp8_scales, "tensor"));
-}
-}
-
 class $GuideSplit {
 constructor(of) {
 this.dp = $rt.given(of.dp, 1);
@@ -5986,6 +5940,25 @@ this.stride = $rt.required(of.stride, 'stride');
 }
 }
 
+class $StatePrecision {
+constructor(of) {
+this.parameters = $rt.required(of.parameters, 'parameters');
+this.gradients = $rt.required(of.gradients, 'gradients');
+this.master = $rt.required(of.master, 'master');
+this.moments = $rt.required(of.moments, 'moments');
+}
+get optimizer() {
+const self = this;
+
+return $rt.add(self.master, self.moments);
+}
+get total() {
+const self = this;
+
+return $rt.add($rt.add(self.parameters, self.gradients), self.optimizer);
+}
+}
+
 class $SizeRow {
 constructor(of) {
 this.id = $rt.required(of.id, 'id');
@@ -6098,25 +6071,6 @@ seconds_of(action) {
 const self = this;
 
 return $rt.item($rt.item(self.by_kind, $rt.index(["F", "B", "W", "BW"], action.kind)), action.stage);
-}
-}
-
-class $StatePrecision {
-constructor(of) {
-this.parameters = $rt.required(of.parameters, 'parameters');
-this.gradients = $rt.required(of.gradients, 'gradients');
-this.master = $rt.required(of.master, 'master');
-this.moments = $rt.required(of.moments, 'moments');
-}
-get optimizer() {
-const self = this;
-
-return $rt.add(self.master, self.moments);
-}
-get total() {
-const self = this;
-
-return $rt.add($rt.add(self.parameters, self.gradients), self.optimizer);
 }
 }
 
@@ -6405,18 +6359,6 @@ share(computing) {
 const self = this;
 
 return ($rt.truth(self.cores) ? $rt.least(1.0, (self.cores / computing)) : 1.0);
-}
-}
-
-class $Link {
-constructor(of) {
-this.name = $rt.required(of.name, 'name');
-this.degree = $rt.required(of.degree, 'degree');
-this.bandwidth = $rt.required(of.bandwidth, 'bandwidth');
-this.latency_s = $rt.required(of.latency_s, 'latency_s');
-this.efficiency = $rt.given(of.efficiency, 1.0);
-this.half_bytes = $rt.given(of.half_bytes, 0.0);
-this.interfaces = $rt.given(of.interfaces, 0);
 }
 }
 
@@ -7111,6 +7053,8 @@ return ($_below(high, num_queries, num_keys) - $_below((low - 1), num_queries, n
 
 const $FINDERS_OF_CONTROLS = [$tp_divides_heads, $tp_divides_kv_heads, $tp_divides_ffn, $sequence_parallel_divides_sequence, $symmetric_memory_reaches_ranks, $sequence_fits_positions, $batch_divides, $mesh_settings_without_effect, $servers_split_samples, $servers_update_elements, $servers_hold_dense_models, $schedule_fits, $layers_fill_stages, $zero_shares_out, $shards_need_stage, $stage_3_effects, $offload_needs_stage, $secondary_needs_nodes, $reduce_needs_nodes, $ulysses_divides_cp, $ulysses_divides_heads, $context_kind_without_effect, $ulysses_degree_without_effect, $recompute_settings_without_effect, $recomputed_operators, $fp8_block_divides, $fp8_gathers_at_once, $fp8_device, $fp8_gather, $int8_block_divides, $int8_gather_of_all, $int8_gather_rounds_once, $ep_without_experts, $ep_divides_experts, $ep_divides_ranks, $expert_tp_is_one_or_tp, $expert_tp_divides_ffn, $tp_divides_tokens, $expert_settings_of_dense_model, $two_hop_violations, $chunk_violations, $mesh_fits_cluster];
 
+const $PRECISIONS = $rt.dict([["fp32", new $Precision({ parameters: "fp32", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["bf16", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["bf16 gradients", new $Precision({ parameters: "bf16", gradients: "bf16", reduction: "bf16", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp16", new $Precision({ parameters: "fp16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "dynamic", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp8", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "fp8", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp8 tensor", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "fp8", fp8_block: 128, fp8_scales: "tensor", fp8_history: 16, fp8_gradients: "e5m2", int8_block: 0 })]]);
+
 const $TREES = [new $DecisionTree({ id: "distributed", source: "distributed, decision tree", title: "Fits one device, or which axis first", ours: "it asks whether the model fits one device and names four ends; the questions between them are read from what it says of each end", start: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), nodes: [new $TreeNode({ id: "fits", question: new $GuideQuestion({ text: "Does the model, with gradients and optimizer state, fit one device?", ask: $lambda }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "fast", add: null }) }), new $TreeNode({ id: "fast", question: new $GuideQuestion({ text: "Are the links inside of a node fast?", ask: $_fast_inside }), yes: new $TreeBranch({ strategy: null, to: "node", add: null }), no: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 3 / FSDP", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }) }), new $TreeNode({ id: "node", question: new $GuideQuestion({ text: "Does it fit, cut by tensor parallelism over one node?", ask: $lambda_2 }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "tensor parallel in a node", zero: [0], tp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "nodes", add: null }) }), new $TreeNode({ id: "nodes", question: new $GuideQuestion({ text: "Are there several nodes?", ask: $_many_nodes }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "pipeline over nodes, tensor inside", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 3 / FSDP", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }) })] }), new $DecisionTree({ id: "llm-training", source: "llm-training, section 10", title: "ZeRO 3 first, then axes one by one", ours: "'exceeds memory' is read as: activations of one microbatch, cut over a node, do not fit (so what fits over a node needs no such question)", start: new $Strategy({ name: "ZeRO 3 / FSDP", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), nodes: [new $TreeNode({ id: "block", question: new $GuideQuestion({ text: "Does one block fit one device?", ask: $_block }), yes: new $TreeBranch({ strategy: null, to: "sequence", add: null }), no: new $TreeBranch({ strategy: null, to: "node", add: $rt.dict([["tp", new $DegreeRange({ minimum: 2, maximum: 1073741824 })]]) }) }), new $TreeNode({ id: "node", question: new $GuideQuestion({ text: "Does it fit with tensor parallelism over a whole node, and ZeRO 3 over the rest?", ask: $_node_and_zero }), yes: new $TreeBranch({ strategy: null, to: "experts", add: null }), no: new $TreeBranch({ strategy: null, to: "sequence", add: $rt.dict([["pp", new $DegreeRange({ minimum: 2, maximum: 1073741824 })]]) }) }), new $TreeNode({ id: "sequence", question: new $GuideQuestion({ text: "Do the activations of one microbatch fit?", ask: $_sequence }), yes: new $TreeBranch({ strategy: null, to: "experts", add: null }), no: new $TreeBranch({ strategy: null, to: "experts", add: $rt.dict([["cp", new $DegreeRange({ minimum: 2, maximum: 1073741824 })]]) }) }), new $TreeNode({ id: "experts", question: new $GuideQuestion({ text: "Is it a mixture of experts?", ask: $_experts }), yes: new $TreeBranch({ strategy: null, to: "", add: $rt.dict([["ep", new $DegreeRange({ minimum: 2, maximum: 1073741824 })]]) }), no: new $TreeBranch({ strategy: null, to: "", add: null }) })] }), new $DecisionTree({ id: "scaling", source: "scaling, conclusion", title: "Compute or memory, then topology", ours: "its three questions for models that do not fit are asked in the order of what an answer rules out: one block, then shards, then depth; the topology where axes are combined", start: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), nodes: [new $TreeNode({ id: "fits", question: new $GuideQuestion({ text: "Does the model, with gradients and optimizer state, fit one device?", ask: $lambda }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "block", add: null }) }), new $TreeNode({ id: "block", question: new $GuideQuestion({ text: "Does one block fit one device?", ask: $_block }), yes: new $TreeBranch({ strategy: null, to: "shards", add: null }), no: new $TreeBranch({ strategy: new $Strategy({ name: "tensor parallel in a node", zero: [0], tp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "tiers-block", add: null }) }), new $TreeNode({ id: "tiers-block", question: new $GuideQuestion({ text: "Are links fast in a node and slower between nodes?", ask: $_tiered }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "tensor x pipeline x data", zero: [0], tp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "", add: null }) }), new $TreeNode({ id: "shards", question: new $ZeroFitQuestion({ stage: 3, recompute: null }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 3 / FSDP", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "deep", add: null }) }), new $TreeNode({ id: "deep", question: new $GuideQuestion({ text: "Is the model deep: blocks enough for stages?", ask: $_deep }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "pipeline parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "tiers-deep", add: null }), no: new $TreeBranch({ strategy: new $Strategy({ name: "more devices, or offload", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }) }), new $TreeNode({ id: "tiers-deep", question: new $GuideQuestion({ text: "Are links fast in a node and slower between nodes?", ask: $_tiered }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "tensor x pipeline x data", zero: [0], tp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "", add: null }) })] }), new $DecisionTree({ id: "cheapest", source: "llm-training-71 and between-02, corrected", title: "The cheapest communication that fits", ours: "stages 0 to 2 send 2 psi, stage 3 sends 3 psi, tensor ranks send activations of every block: the first that fits is taken (cost/bytes/model_sizes.py)", start: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), nodes: [new $TreeNode({ id: "ddp", question: new $GuideQuestion({ text: "Does the model, with gradients and optimizer state, fit one device?", ask: $lambda }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "zero-1", add: null }) }), new $TreeNode({ id: "zero-1", question: new $ZeroFitQuestion({ stage: 1, recompute: null }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 1", zero: [1], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "zero-2", add: null }) }), new $TreeNode({ id: "zero-2", question: new $ZeroFitQuestion({ stage: 2, recompute: null }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 2", zero: [2], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "zero-3", add: null }) }), new $TreeNode({ id: "zero-3", question: new $ZeroFitQuestion({ stage: 3, recompute: null }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 3 / FSDP", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "recompute", add: null }) }), new $TreeNode({ id: "recompute", question: new $ZeroFitQuestion({ stage: 3, recompute: "full" }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 3, recomputed", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: "full" }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "fast", add: null }) }), new $TreeNode({ id: "fast", question: new $GuideQuestion({ text: "Are the links inside of a node fast?", ask: $_fast_inside }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "tensor x pipeline x ZeRO 1", zero: [1], tp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: new $Strategy({ name: "more devices, or offload", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }) })] })];
 
 const $SCHEDULES = $rt.dict([["naive", $Naive], ["gpipe", $GPipe], ["1f1b", $OneFOneB], ["interleaved-1f1b", $Interleaved], ["breadth-first", $BreadthFirst], ["zb-h1", $ZeroBubbleH1], ["zb-h2", $ZeroBubbleH2], ["zb-v", $ZeroBubbleV], ["dualpipe", $DualPipe], ["dualpipe-v", $DualPipeV]]);
@@ -7118,8 +7062,6 @@ const $SCHEDULES = $rt.dict([["naive", $Naive], ["gpipe", $GPipe], ["1f1b", $One
 const $_COMPUTE = ["attention", "head", "matmul", "memory", "optimizer", "recompute"];
 
 const $_COMMUNICATION = ["context", "expert", "gather", "gradients", "messages", "tensor"];
-
-const $PRECISIONS = $rt.dict([["fp32", new $Precision({ parameters: "fp32", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["bf16", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["bf16 gradients", new $Precision({ parameters: "bf16", gradients: "bf16", reduction: "bf16", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp16", new $Precision({ parameters: "fp16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "dynamic", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp8", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "fp8", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp8 tensor", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "fp8", fp8_block: 128, fp8_scales: "tensor", fp8_history: 16, fp8_gradients: "e5m2", int8_block: 0 })]]);
 
 const $ONE = new $DegreeRange({ minimum: 1, maximum: 1 });
 
@@ -7217,15 +7159,15 @@ const $PRECISION_SETTINGS = $rt.dict([["fp32", $rt.dict([["parameters", "fp32"]]
 
 const $OPERATORS = $rt.dict([["auto", []], ["norm", ["norm"]], ["attention", ["attention"]], ["mlp", ["mlp"]], ["norm activation", ["norm", "activation"]], ["norm attention", ["norm", "attention"]], ["norm mlp", ["norm", "mlp"]], ["norm mlp attention", ["norm", "mlp", "attention"]]]);
 
+const $DTYPE_BYTES = $rt.dict([["fp64", 8], ["fp32", 4], ["bf16", 2], ["fp16", 2]]);
+
+const $num_states = $rt.dict([["adamw", 2], ["sgd", 1], ["muon", 1]]);
+
 const $SIZES = [new $SizeRow({ id: "size-1b-7b", billions: [1, 7.5], devices: new $DegreeRange({ minimum: 1, maximum: 8 }), strategy: new $Strategy({ name: "ZeRO 2 or 3", zero: [2, 3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), corner: "7B on one device: ZeRO cuts nothing at N = 1 (112 GB; llm-training-66)", positions: 1, experts: false }), new $SizeRow({ id: "size-7b-70b", billions: [7, 72], devices: new $DegreeRange({ minimum: 8, maximum: 64 }), strategy: new $Strategy({ name: "ZeRO 3 + TP 2 to 4", zero: [3], tp: new $DegreeRange({ minimum: 2, maximum: 4 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), corner: "70B on 8 devices: 140 GB each (llm-training-67)", positions: 1, experts: false }), new $SizeRow({ id: "size-70b-500b", billions: [70, 500], devices: new $DegreeRange({ minimum: 64, maximum: 512 }), strategy: new $Strategy({ name: "TP 8 + PP 4 to 8 + DP", zero: [0], tp: new $DegreeRange({ minimum: 8, maximum: 8 }), pp: new $DegreeRange({ minimum: 4, maximum: 8 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), corner: "500B with TP 8, PP 8: 125 GB without ZeRO 1, 43 GB with it at N = 8 (llm-training-68)", positions: 1, experts: false }), new $SizeRow({ id: "size-500b-experts", billions: [500, 1000000.0], devices: new $DegreeRange({ minimum: 512, maximum: 1073741824 }), strategy: new $Strategy({ name: "TP + PP + DP + EP", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), tp_crosses: false, recompute: null }), corner: "its example has TP 16; DeepSeek-V3 was trained without TP, EP 64, PP 16 (llm-training-69)", positions: 1, experts: true }), new $SizeRow({ id: "size-long-context", billions: [0, 1000000.0], devices: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), strategy: new $Strategy({ name: "add CP", zero: [0, 1, 2, 3], tp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), ep: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), tp_crosses: false, recompute: null }), corner: "says nothing of how keys meet queries: echelon explain context", positions: 131072, experts: false })];
 
 const $NO_FILE = new $ActionCells({ source: "", rows: [], cells: [] });
 
 const $_LEGEND = "[ ] cannot start      ( ) would end the wait of the rank whose arrow comes here";
-
-const $DTYPE_BYTES = $rt.dict([["fp64", 8], ["fp32", 4], ["bf16", 2], ["fp16", 2]]);
-
-const $num_states = $rt.dict([["adamw", 2], ["sgd", 1], ["muon", 1]]);
 
 const $settings = $rt.dict([["extends", new $Setting({ key: "extends", default: null })], ["model.preset", new $Setting({ key: "model.preset", default: null })], ["model.hf_config", new $Setting({ key: "model.hf_config", default: null })], ["model.name", new $Setting({ key: "model.name", default: null })], ["model.assumed", new $Setting({ key: "model.assumed", default: "none" })], ["model.assume", new $Setting({ key: "model.assume", default: false })], ["model.layers", new $Setting({ key: "model.layers", default: null })], ["model.hidden", new $Setting({ key: "model.hidden", default: null })], ["model.heads", new $Setting({ key: "model.heads", default: null })], ["model.kv_heads", new $Setting({ key: "model.kv_heads", default: null })], ["model.head_dim", new $Setting({ key: "model.head_dim", default: null })], ["model.ffn", new $Setting({ key: "model.ffn", default: null })], ["model.vocab", new $Setting({ key: "model.vocab", default: null })], ["model.max_positions", new $Setting({ key: "model.max_positions", default: null })], ["model.gated", new $Setting({ key: "model.gated", default: true })], ["model.activation", new $Setting({ key: "model.activation", default: "silu" })], ["model.tied", new $Setting({ key: "model.tied", default: false })], ["model.norm", new $Setting({ key: "model.norm", default: "rmsnorm" })], ["model.norm_eps", new $Setting({ key: "model.norm_eps", default: 1e-05 })], ["model.positions", new $Setting({ key: "model.positions", default: "rope" })], ["model.rope_theta", new $Setting({ key: "model.rope_theta", default: 10000.0 })], ["model.qk_norm", new $Setting({ key: "model.qk_norm", default: false })], ["model.qk_norm_over", new $Setting({ key: "model.qk_norm_over", default: "head" })], ["model.qkv_bias", new $Setting({ key: "model.qkv_bias", default: false })], ["model.output_bias", new $Setting({ key: "model.output_bias", default: false })], ["model.mlp_bias", new $Setting({ key: "model.mlp_bias", default: false })], ["model.initial_std", new $Setting({ key: "model.initial_std", default: 0.02 })], ["model.dropout", new $Setting({ key: "model.dropout", default: 0.0 })], ["model.causal", new $Setting({ key: "model.causal", default: true })], ["model.window", new $Setting({ key: "model.window", default: "none" })], ["model.norm_place", new $Setting({ key: "model.norm_place", default: "before" })], ["model.residual", new $Setting({ key: "model.residual", default: "sequential" })], ["model.norm_offset", new $Setting({ key: "model.norm_offset", default: 0.0 })], ["model.layer_kinds", new $Setting({ key: "model.layer_kinds", default: "local" })], ["model.local_rope_theta", new $Setting({ key: "model.local_rope_theta", default: "none" })], ["model.soft_cap", new $Setting({ key: "model.soft_cap", default: "none" })], ["model.final_soft_cap", new $Setting({ key: "model.final_soft_cap", default: "none" })], ["model.attention_scale", new $Setting({ key: "model.attention_scale", default: "none" })], ["model.sinks", new $Setting({ key: "model.sinks", default: false })], ["model.rotary.fraction", new $Setting({ key: "model.rotary.fraction", default: 1.0 })], ["model.rotary.interleaved", new $Setting({ key: "model.rotary.interleaved", default: false })], ["model.rotary.none_every", new $Setting({ key: "model.rotary.none_every", default: 0 })], ["model.rope_scaling.kind", new $Setting({ key: "model.rope_scaling.kind", default: "llama3" })], ["model.rope_scaling.factor", new $Setting({ key: "model.rope_scaling.factor", default: null })], ["model.rope_scaling.original_positions", new $Setting({ key: "model.rope_scaling.original_positions", default: "none" })], ["model.rope_scaling.low_frequency_factor", new $Setting({ key: "model.rope_scaling.low_frequency_factor", default: "none" })], ["model.rope_scaling.high_frequency_factor", new $Setting({ key: "model.rope_scaling.high_frequency_factor", default: "none" })], ["model.rope_scaling.slow_turns", new $Setting({ key: "model.rope_scaling.slow_turns", default: 1.0 })], ["model.rope_scaling.fast_turns", new $Setting({ key: "model.rope_scaling.fast_turns", default: 32.0 })], ["model.rope_scaling.whole_dims", new $Setting({ key: "model.rope_scaling.whole_dims", default: true })], ["model.rope_scaling.attention_factor", new $Setting({ key: "model.rope_scaling.attention_factor", default: "none" })], ["model.rope_scaling.short_factors", new $Setting({ key: "model.rope_scaling.short_factors", default: "none" })], ["model.rope_scaling.long_factors", new $Setting({ key: "model.rope_scaling.long_factors", default: "none" })], ["model.multipliers.embedding", new $Setting({ key: "model.multipliers.embedding", default: 1.0 })], ["model.multipliers.residual", new $Setting({ key: "model.multipliers.residual", default: 1.0 })], ["model.multipliers.logits", new $Setting({ key: "model.multipliers.logits", default: 1.0 })], ["model.latent.query_rank", new $Setting({ key: "model.latent.query_rank", default: null })], ["model.latent.kv_rank", new $Setting({ key: "model.latent.kv_rank", default: null })], ["model.latent.nope_dim", new $Setting({ key: "model.latent.nope_dim", default: null })], ["model.latent.rope_dim", new $Setting({ key: "model.latent.rope_dim", default: null })], ["model.latent.value_dim", new $Setting({ key: "model.latent.value_dim", default: null })], ["model.experts.num_experts", new $Setting({ key: "model.experts.num_experts", default: null })], ["model.experts.top_k", new $Setting({ key: "model.experts.top_k", default: null })], ["model.experts.ffn", new $Setting({ key: "model.experts.ffn", default: null })], ["model.experts.shared_experts", new $Setting({ key: "model.experts.shared_experts", default: 0 })], ["model.experts.first_dense_layers", new $Setting({ key: "model.experts.first_dense_layers", default: 0 })], ["model.experts.router", new $Setting({ key: "model.experts.router", default: "softmax" })], ["model.experts.router_bias", new $Setting({ key: "model.experts.router_bias", default: false })], ["model.experts.renormalise", new $Setting({ key: "model.experts.renormalise", default: true })], ["model.experts.gate_scale", new $Setting({ key: "model.experts.gate_scale", default: 1.0 })], ["model.experts.groups", new $Setting({ key: "model.experts.groups", default: 1 })], ["model.experts.top_groups", new $Setting({ key: "model.experts.top_groups", default: 1 })], ["model.experts.group_score", new $Setting({ key: "model.experts.group_score", default: "top-2" })], ["model.experts.logit_bias", new $Setting({ key: "model.experts.logit_bias", default: false })], ["model.experts.bias", new $Setting({ key: "model.experts.bias", default: false })], ["model.experts.limit", new $Setting({ key: "model.experts.limit", default: "none" })], ["model.experts.alpha", new $Setting({ key: "model.experts.alpha", default: 1.702 })], ["lora.rank", new $Setting({ key: "lora.rank", default: "none" })], ["lora.alpha", new $Setting({ key: "lora.alpha", default: 16.0 })], ["lora.targets", new $Setting({ key: "lora.targets", default: "all-linear" })], ["lora.rslora", new $Setting({ key: "lora.rslora", default: false })], ["lora.dropout", new $Setting({ key: "lora.dropout", default: 0.0 })], ["cluster.preset", new $Setting({ key: "cluster.preset", default: null })], ["cluster.file", new $Setting({ key: "cluster.file", default: null })], ["mesh.pp", new $Setting({ key: "mesh.pp", default: 1 })], ["mesh.dp_replicate", new $Setting({ key: "mesh.dp_replicate", default: 1 })], ["mesh.dp_shard", new $Setting({ key: "mesh.dp_shard", default: 1 })], ["mesh.cp", new $Setting({ key: "mesh.cp", default: 1 })], ["mesh.tp", new $Setting({ key: "mesh.tp", default: 1 })], ["mesh.ep", new $Setting({ key: "mesh.ep", default: 1 })], ["mesh.sequence_parallel", new $Setting({ key: "mesh.sequence_parallel", default: false })], ["mesh.tp_overlap", new $Setting({ key: "mesh.tp_overlap", default: "none" })], ["servers.count", new $Setting({ key: "servers.count", default: 0 })], ["servers.updates", new $Setting({ key: "servers.updates", default: "synchronous" })], ["servers.max_staleness", new $Setting({ key: "servers.max_staleness", default: 2 })], ["servers.damping", new $Setting({ key: "servers.damping", default: 0.0 })], ["zero.stage", new $Setting({ key: "zero.stage", default: 0 })], ["zero.bucket_bytes", new $Setting({ key: "zero.bucket_bytes", default: "auto" })], ["zero.accumulate", new $Setting({ key: "zero.accumulate", default: "auto" })], ["zero.reshard_after_forward", new $Setting({ key: "zero.reshard_after_forward", default: "auto" })], ["zero.prefetch", new $Setting({ key: "zero.prefetch", default: 1 })], ["zero.unit_blocks", new $Setting({ key: "zero.unit_blocks", default: 1 })], ["zero.keep_whole_below", new $Setting({ key: "zero.keep_whole_below", default: 0 })], ["zero.secondary", new $Setting({ key: "zero.secondary", default: false })], ["zero.gather", new $Setting({ key: "zero.gather", default: "parameters" })], ["zero.int8_block", new $Setting({ key: "zero.int8_block", default: 128 })], ["zero.reduce", new $Setting({ key: "zero.reduce", default: "exact" })], ["zero.optimizer_offload", new $Setting({ key: "zero.optimizer_offload", default: "none" })], ["zero.parameter_offload", new $Setting({ key: "zero.parameter_offload", default: "none" })], ["zero.offload_dir", new $Setting({ key: "zero.offload_dir", default: "none" })], ["zero.offload_buffers", new $Setting({ key: "zero.offload_buffers", default: 2 })], ["pipeline.schedule", new $Setting({ key: "pipeline.schedule", default: "1f1b" })], ["pipeline.virtual_stages", new $Setting({ key: "pipeline.virtual_stages", default: 1 })], ["pipeline.stages", new $Setting({ key: "pipeline.stages", default: "auto" })], ["pipeline.file", new $Setting({ key: "pipeline.file", default: "none" })], ["pipeline.times", new $Setting({ key: "pipeline.times", default: "none" })], ["pipeline.most_in_flight", new $Setting({ key: "pipeline.most_in_flight", default: "auto" })], ["recompute.policy", new $Setting({ key: "recompute.policy", default: "none" })], ["recompute.operators", new $Setting({ key: "recompute.operators", default: "auto" })], ["recompute.every", new $Setting({ key: "recompute.every", default: 1 })], ["recompute.offload", new $Setting({ key: "recompute.offload", default: "none" })], ["context.kind", new $Setting({ key: "context.kind", default: "ring" })], ["context.ulysses_degree", new $Setting({ key: "context.ulysses_degree", default: "auto" })], ["context.attention", new $Setting({ key: "context.attention", default: "auto" })], ["experts.balance", new $Setting({ key: "experts.balance", default: "none" })], ["experts.aux_coefficient", new $Setting({ key: "experts.aux_coefficient", default: 0.01 })], ["experts.aux_over", new $Setting({ key: "experts.aux_over", default: "global" })], ["experts.bias_rate", new $Setting({ key: "experts.bias_rate", default: 0.001 })], ["experts.z_coefficient", new $Setting({ key: "experts.z_coefficient", default: 0.0 })], ["experts.capacity_factor", new $Setting({ key: "experts.capacity_factor", default: "dropless" })], ["experts.drop", new $Setting({ key: "experts.drop", default: "position" })], ["experts.route", new $Setting({ key: "experts.route", default: "scores" })], ["experts.expert_tp", new $Setting({ key: "experts.expert_tp", default: 1 })], ["experts.zero_stage", new $Setting({ key: "experts.zero_stage", default: "auto" })], ["experts.dispatch", new $Setting({ key: "experts.dispatch", default: "flat" })], ["experts.chunks", new $Setting({ key: "experts.chunks", default: 1 })], ["experts.padded", new $Setting({ key: "experts.padded", default: false })], ["kernels.provider", new $Setting({ key: "kernels.provider", default: "auto" })], ["kernels.fused", new $Setting({ key: "kernels.fused", default: "auto" })], ["collectives.algorithm", new $Setting({ key: "collectives.algorithm", default: "auto" })], ["batch.global_sequences", new $Setting({ key: "batch.global_sequences", default: null })], ["batch.microbatch_sequences", new $Setting({ key: "batch.microbatch_sequences", default: 1 })], ["batch.sequence_length", new $Setting({ key: "batch.sequence_length", default: null })], ["batch.documents", new $Setting({ key: "batch.documents", default: "joined" })], ["precision.parameters", new $Setting({ key: "precision.parameters", default: "fp32" })], ["precision.gradients", new $Setting({ key: "precision.gradients", default: "fp32" })], ["precision.reduction", new $Setting({ key: "precision.reduction", default: "fp32" })], ["precision.master", new $Setting({ key: "precision.master", default: "fp32" })], ["precision.loss_scaling", new $Setting({ key: "precision.loss_scaling", default: "none" })], ["precision.loss_scale", new $Setting({ key: "precision.loss_scale", default: 65536.0 })], ["precision.loss_scale_window", new $Setting({ key: "precision.loss_scale_window", default: 1000 })], ["precision.loss_scale_min", new $Setting({ key: "precision.loss_scale_min", default: 1.0 })], ["precision.loss_scale_hysteresis", new $Setting({ key: "precision.loss_scale_hysteresis", default: 1 })], ["precision.matmul", new $Setting({ key: "precision.matmul", default: "parameters" })], ["precision.fp8_block", new $Setting({ key: "precision.fp8_block", default: 128 })], ["precision.fp8_scales", new $Setting({ key: "precision.fp8_scales", default: "block" })], ["precision.fp8_history", new $Setting({ key: "precision.fp8_history", default: 16 })], ["precision.fp8_gradients", new $Setting({ key: "precision.fp8_gradients", default: "auto" })], ["optimizer.kind", new $Setting({ key: "optimizer.kind", default: "adamw" })], ["optimizer.learning_rate", new $Setting({ key: "optimizer.learning_rate", default: 0.0003 })], ["optimizer.beta1", new $Setting({ key: "optimizer.beta1", default: 0.9 })], ["optimizer.beta2", new $Setting({ key: "optimizer.beta2", default: 0.95 })], ["optimizer.eps", new $Setting({ key: "optimizer.eps", default: 1e-08 })], ["optimizer.momentum", new $Setting({ key: "optimizer.momentum", default: 0.95 })], ["optimizer.newton_schulz_steps", new $Setting({ key: "optimizer.newton_schulz_steps", default: 5 })], ["optimizer.weight_decay", new $Setting({ key: "optimizer.weight_decay", default: 0.1 })], ["optimizer.decay", new $Setting({ key: "optimizer.decay", default: "matrices" })], ["optimizer.clip_norm", new $Setting({ key: "optimizer.clip_norm", default: 1.0 })], ["optimizer.schedule", new $Setting({ key: "optimizer.schedule", default: "cosine" })], ["optimizer.warmup_steps", new $Setting({ key: "optimizer.warmup_steps", default: 0 })], ["optimizer.decay_steps", new $Setting({ key: "optimizer.decay_steps", default: 0 })], ["optimizer.final_ratio", new $Setting({ key: "optimizer.final_ratio", default: 0.1 })], ["train.seed", new $Setting({ key: "train.seed", default: 0 })], ["local_sgd.every", new $Setting({ key: "local_sgd.every", default: 0 })], ["local_sgd.islands", new $Setting({ key: "local_sgd.islands", default: "auto" })], ["local_sgd.outer", new $Setting({ key: "local_sgd.outer", default: "nesterov" })], ["local_sgd.outer_learning_rate", new $Setting({ key: "local_sgd.outer_learning_rate", default: "auto" })], ["local_sgd.outer_momentum", new $Setting({ key: "local_sgd.outer_momentum", default: "auto" })], ["local_sgd.gradients", new $Setting({ key: "local_sgd.gradients", default: "fp32" })], ["local_sgd.fragments", new $Setting({ key: "local_sgd.fragments", default: 1 })], ["local_sgd.delay", new $Setting({ key: "local_sgd.delay", default: 0 })], ["local_sgd.min_islands", new $Setting({ key: "local_sgd.min_islands", default: "all" })], ["local_sgd.restarts", new $Setting({ key: "local_sgd.restarts", default: 1 })], ["data.source", new $Setting({ key: "data.source", default: "stdlib" })], ["data.mixture", new $Setting({ key: "data.mixture", default: "none" })], ["data.tokenizer", new $Setting({ key: "data.tokenizer", default: "bytes" })], ["data.validation_fraction", new $Setting({ key: "data.validation_fraction", default: 0.01 })], ["data.epoch_end", new $Setting({ key: "data.epoch_end", default: "continue" })], ["data.train_on", new $Setting({ key: "data.train_on", default: "all" })], ["train.steps", new $Setting({ key: "train.steps", default: 1000 })], ["train.weights", new $Setting({ key: "train.weights", default: "none" })], ["train.weights_optimizer", new $Setting({ key: "train.weights_optimizer", default: false })], ["train.adapters", new $Setting({ key: "train.adapters", default: "none" })], ["train.run_name", new $Setting({ key: "train.run_name", default: "auto" })], ["train.runs_dir", new $Setting({ key: "train.runs_dir", default: "runs" })], ["train.validate_every", new $Setting({ key: "train.validate_every", default: "never" })], ["train.validation_batches", new $Setting({ key: "train.validation_batches", default: 8 })], ["train.step_timeout_s", new $Setting({ key: "train.step_timeout_s", default: 600.0 })], ["train.desync_after_s", new $Setting({ key: "train.desync_after_s", default: 10.0 })], ["checkpoint.every", new $Setting({ key: "checkpoint.every", default: "never" })], ["checkpoint.keep", new $Setting({ key: "checkpoint.keep", default: 2 })], ["observe.log_every", new $Setting({ key: "observe.log_every", default: "auto" })], ["observe.events", new $Setting({ key: "observe.events", default: true })], ["observe.events_budget_bytes", new $Setting({ key: "observe.events_budget_bytes", default: 50000000 })], ["observe.trackers", new $Setting({ key: "observe.trackers", default: "none" })], ["observe.tracker_project", new $Setting({ key: "observe.tracker_project", default: "echelon" })], ["observe.tracker_drain_s", new $Setting({ key: "observe.tracker_drain_s", default: 30.0 })]]);
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from echelon.core.settings.value_types import toml_text
 from echelon.core.units import binary_bytes, decimal_bytes, duration, short_count
-from echelon.page.documents.curves import MOST_POINTS, sampled
+from echelon.page.documents.curves import LOSS, MOST_POINTS, NORM, SECONDS, sampled
 from echelon.planner.explain.compare import PlanComparison, SettingDifference
 from echelon.planner.view.document import (
     BarRow,
@@ -26,12 +26,6 @@ from echelon.planner.view.document import (
 from echelon.telemetry.events import METRICS_FILE
 from echelon.telemetry.json_lines import LogEntry, last_of_each_step, read_entries
 
-_CURVES = (
-    ("loss", "Loss", "loss", "loss"),
-    ("norm", "Gradient norm", "norm", "grad_norm"),
-    ("seconds", "Seconds of each step", "s", "step_s"),
-)
-"""What is drawn of two runs: id, title, unit, and the name in their metrics."""
 _LARGE = 1000  # a ratio
 
 
@@ -167,20 +161,22 @@ def _runs(a: str, b: str) -> Iterator[Section]:
         return
     numbers = sorted({step for side in found for step in side})
     shown = [numbers[place] for place in sampled(range(len(numbers)), MOST_POINTS)]
-    for name, title, unit, key in _CURVES:
+    for curve in (LOSS, NORM, SECONDS):
         series = tuple(
             LineSeries(
                 name=label,
-                values=tuple(side[step].number(key) if step in side else None for step in shown),
+                values=tuple(
+                    side[step].number(curve.key) if step in side else None for step in shown
+                ),
             )
             for label, side in zip(("A", "B"), found, strict=True)
         )
         yield Section(
-            id=name,
-            title=title,
+            id=curve.id,
+            title=curve.title,
             summary=_apart(series),
             figure=LinesFigure(
-                unit=unit, steps=tuple(shown), series=series, planned=None, planned_text=""
+                unit=curve.unit, steps=tuple(shown), series=series, planned=None, planned_text=""
             ),
         )
 

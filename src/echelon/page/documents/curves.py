@@ -37,9 +37,10 @@ class Curve:
     key: str
 
 
-_NORM = Curve(id="norm", title="Gradient norm", unit="norm", key="grad_norm")
+LOSS = Curve(id="loss", title="Loss", unit="loss", key="loss")
+NORM = Curve(id="norm", title="Gradient norm", unit="norm", key="grad_norm")
 _RATE = Curve(id="rate", title="Learning rate", unit="rate", key="learning_rate")
-_SECONDS = Curve(id="seconds", title="Seconds of each step", unit="s", key="step_s")
+SECONDS = Curve(id="seconds", title="Seconds of each step", unit="s", key="step_s")
 _EXPERTS = Curve(
     id="experts",
     title="Load of experts: the busiest over the mean",
@@ -71,9 +72,9 @@ def curve_sections(
         figure=_figure("loss", shown, series),
         table=_table(steps),
     )
-    yield _line(_NORM, steps, drawn)
+    yield _line(NORM, steps, drawn)
     yield _line(_RATE, steps, drawn)
-    yield _line(_SECONDS, steps, drawn, (estimate.step_s, f"{estimate.step_s:.4g} s"))
+    yield _line(SECONDS, steps, drawn, (estimate.step_s, f"{estimate.step_s:.4g} s"))
     yield from _rank_lines(_WAITS, steps, drawn)
     yield from _rank_lines(_USED, steps, drawn)
     if routed := [step for step in steps if "imbalance" in step.values]:

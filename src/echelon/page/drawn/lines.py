@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import ceil, floor, isfinite, log10
 
 from echelon.core.svg import text_width
-from echelon.core.units import binary_unit
+from echelon.core.units import SECOND_UNITS, binary_unit
 from echelon.page.drawn.bars import tint
 from echelon.page.drawn.marks import (
     ACCENT,
@@ -34,7 +34,6 @@ _RIGHT = PAGE - 24  # pixels
 
 MOST = 1e300
 """What is larger than any value that is drawn, in whatever unit."""
-_SECONDS = ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns"))
 _TICKS = 6  # times that are named, but the first
 _VALUES = 5  # marks of an axis of values, about
 _STEPS = 8  # marks of an axis of steps, about
@@ -145,7 +144,7 @@ def step_axis(first: int, last: int) -> DrawnAxis:
 
 def seconds_text(seconds: float, span: float) -> str:
     """Return seconds with the unit and the digits that a scale of `span` seconds needs."""
-    scale, unit = next((one for one in _SECONDS if abs(span) * one[0] >= 1), _SECONDS[0])
+    scale, unit = next((one for one in SECOND_UNITS if abs(span) * one[0] >= 1), SECOND_UNITS[0])
     whole = floor(log10(abs(span * scale))) + 1 if span else 1
     return f"{seconds * scale:,.{max(0, 4 - max(1, whole))}f} {unit}"
 

@@ -14,10 +14,9 @@ from math import floor, fsum, isfinite
 from string import ascii_uppercase
 from types import MappingProxyType
 
-from echelon.core.units import binary_unit
+from echelon.core.units import SECOND_UNITS, binary_unit
 from echelon.planner.view.document import Tone
 
-_SECONDS = ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns"))
 _DIGITS = 5  # significant digits
 
 
@@ -71,7 +70,7 @@ class RoundedTerms:
 def round_seconds(terms: Mapping[str, float]) -> RoundedTerms:
     """Return terms in seconds as they are printed, in the unit that suits their total."""
     total = fsum(terms.values())
-    scale, unit = next((pair for pair in _SECONDS if total * pair[0] >= 1), _SECONDS[-1])
+    scale, unit = next((pair for pair in SECOND_UNITS if total * pair[0] >= 1), SECOND_UNITS[-1])
     decimals = max(0, _DIGITS - len(str(int(total * scale))))
     return _round_terms(terms, Fraction(scale), unit, decimals)
 

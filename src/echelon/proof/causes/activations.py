@@ -17,10 +17,11 @@ from itertools import chain
 import torch
 
 from echelon.models.decoder import FINAL_NORM, INPUT, OUTPUT
-from echelon.proof.causes.factors import named_factor
+from echelon.proof.causes.factors import common_factor, named_factor
 from echelon.proof.causes.finding import ProofFinding, with_distinguishing_axis
 from echelon.proof.causes.forward.losses import explain_microbatch_losses
 from echelon.proof.causes.forward.row_pieces import chunk_variants, row_piece_variants
+from echelon.proof.causes.gradients.gradients import missing_sums
 from echelon.proof.causes.gradients.norm_layers import explain_norm_layer
 from echelon.proof.causes.places import places_of_tokens, told_by_slice, wrong_elements
 from echelon.proof.causes.token_ranks import token_rows
@@ -39,7 +40,7 @@ from echelon.proof.evidence.fits import (
     nearly_equal,
     relative_residual,
 )
-from echelon.proof.evidence.mesh import group_of, named_groups
+from echelon.proof.evidence.mesh import named_groups
 from echelon.proof.oracle.oracle import OracleStep, hearing, loss_of_tokens
 
 _SAME = 1e-9  # relative difference
@@ -191,34 +192,26 @@ def _slice_of(
 
 def _missing_sum(activation: WrongActivation) -> Iterator[ProofFinding]:
     """Find copies that differ along one axis and add up to the right rows."""
-    by_rank = {copy.rank: copy for copy in activation.wrong if not copy.recomputed}
-    for axis, groups in named_groups(activation.evidence.plan):
-        for rank in by_rank:
-            group = [by_rank[one] for one in group_of(groups, rank) if one in by_rank]
-            if len(group) < 2 or not all(
-                torch.equal(one.place_n, group[0].place_n) for one in group
-            ):
-                continue
-            total = torch.stack([one.values_nW for one in group]).sum(0)
-            residual = relative_residual(total, group[0].right_rows(activation.right_BTW))
-            if residual < EXPLAINED and not torch.equal(group[0].values_nW, group[1].values_nW):
-                says = f"copies differ along {axis} and add up to the right one: not summed"
-                yield ProofFinding("missing sum", says, axis, residual=residual)
+    copies = [copy for copy in activation.wrong if not copy.recomputed]
+    right_BTW = activation.right_BTW
+    held = {
+        rank: whole_activation([c for c in copies if c.rank == rank], right_BTW).flatten()
+        for rank in dict.fromkeys(copy.rank for copy in copies)
+    }
+    if held:
+        groups = named_groups(activation.evidence.plan)
+        yield from missing_sums(groups, held, right_BTW.flatten(), EXPLAINED)
 
 
 def _scalar(activation: WrongActivation) -> Iterator[ProofFinding]:
-    fits: list[tuple[float, float]] = []
-    for copy in activation.wrong:
-        right_nW = copy.right_rows(activation.right_BTW)
-        if not float(copy.values_nW.norm()):
-            yield ProofFinding("zero", "zero", value=0.0)
-            return
-        fits.append(fit_factor(copy.values_nW, right_nW))
-    if not fits or any(residual >= EXPLAINED for _, residual in fits):
+    if any(not float(copy.values_nW.norm()) for copy in activation.wrong):
+        yield ProofFinding("zero", "zero", value=0.0)
         return
-    factor, residual = fits[0]
-    if all(nearly_equal(other, factor) for other, _ in fits) and not nearly_equal(factor, 1.0):
-        yield named_factor(activation.evidence, activation.oracle, factor, residual)
+    right_BTW = activation.right_BTW
+    fits = [fit_factor(copy.values_nW, copy.right_rows(right_BTW)) for copy in activation.wrong]
+    common = common_factor(fits, EXPLAINED)
+    if common and not nearly_equal(common[0], 1.0):
+        yield named_factor(activation.evidence, activation.oracle, *common)
 
 
 def _block_order(activation: WrongActivation) -> Iterator[ProofFinding]:

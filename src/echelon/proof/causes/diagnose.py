@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from echelon.core.parameters import ParameterSpec, parameters
 from echelon.core.plan import Plan
 from echelon.core.rulebook import prove as rules
@@ -269,11 +267,9 @@ def _replicas(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
     run, step, name = evidence.run, failure.step, failure.subject
     of_parts = run.kinds(step) if isinstance(evidence, PlanEvidence) else ()
     for kind in dict.fromkeys((*run.value_kinds, *of_parts)):
-        parts = [part for part in run.parts(kind, step, name) if run.fits(part)]
-        whole = run.whole(kind, step, name)
-        odd = {p.rank for p in parts if not torch.equal(p.tensor.double(), p.of(whole))}
+        odd = run.differing(kind, step, name, run.whole(kind, step, name))
         if odd and kind != GRADIENTS:
-            finding = ProofFinding("copies differ", failure.detail, ranks=tuple(sorted(odd)))
+            finding = ProofFinding("copies differ", failure.detail, ranks=tuple(odd))
             holders = run.holders(kind, step, name)
             return with_distinguishing_axis(evidence.axes(name), finding, odd, holders)
     return ProofFinding("copies differ", failure.detail)

@@ -167,6 +167,17 @@ def _is_held_along(evidence: CapturedEvidence, name: str, axis: str) -> bool:
     return not name or len({evidence.mesh.coordinates(rank)[axis] for rank in holders}) > 1
 
 
+def common_factor(fits: Sequence[tuple[float, float]], within: float) -> tuple[float, float] | None:
+    """The factor that all fits (factor, residual) agree on, and the largest residual; None else."""
+    if not fits or any(residual >= within for _, residual in fits):
+        return None
+    factors = [factor for factor, _ in fits]
+    furthest = max(factors, key=lambda factor: abs(factor - 1.0))
+    if max(factors) - min(factors) > within * max(1.0, abs(furthest)):
+        return None
+    return furthest, max(residual for _, residual in fits)
+
+
 Sums = Iterable[tuple[float, float]]
 """Sums of the losses of some tokens, each with the number of these tokens."""
 

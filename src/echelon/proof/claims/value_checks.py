@@ -153,12 +153,8 @@ def written_back(evidence: PlanEvidence) -> Iterator[Check]:
     steps = (INITIAL, *(oracle.step for oracle in evidence.steps))
     for step, (position, name) in product(steps, enumerate(observed.specs)):
         master = observed.whole("masters", step, name).to(dtype)
-        odd = {
-            piece.rank
-            for piece in observed.parts("parameters", step, name)
-            if not observed.fits(piece) or not torch.equal(piece.tensor, master[piece.region])
-        }
-        problem = f"on ranks {sorted(odd)} it is not the rounding of its master copy" * bool(odd)
+        odd = observed.differing("parameters", step, name, master)
+        problem = f"on ranks {odd} it is not the rounding of its master copy" * bool(odd)
         yield exact_check(step, name, problem, position)
 
 
@@ -169,13 +165,8 @@ def replicas(evidence: PlanEvidence) -> Iterator[Check]:
     kinds = (*observed.value_kinds, *_of_parts(evidence))
     for oracle, kind, (position, name) in product(evidence.steps, kinds, names):
         whole = observed.whole(kind, oracle.step, name)
-        odd = {
-            piece.rank
-            for piece in observed.parts(kind, oracle.step, name)
-            if not observed.fits(piece)
-            or not torch.equal(piece.tensor.double(), whole[piece.region])
-        }
-        problem = f"ranks {sorted(odd)} differ from the primary holder" * bool(odd)
+        odd = observed.differing(kind, oracle.step, name, whole)
+        problem = f"ranks {odd} differ from the primary holder" * bool(odd)
         yield exact_check(oracle.step, name, problem, position)
 
 
@@ -318,10 +309,6 @@ def frozen(evidence: PlanEvidence) -> Iterator[Check]:
         yield exact_check(oracle.step, name, problem, position)
         for kind in observed.value_kinds:
             first = observed.whole(kind, INITIAL, name)
-            moved = {
-                piece.rank
-                for piece in observed.parts(kind, oracle.step, name)
-                if not torch.equal(piece.tensor.double(), first[piece.region])
-            }
-            problem = f"{kind} moved on ranks {sorted(moved)}" * bool(moved)
+            moved = observed.differing(kind, oracle.step, name, first)
+            problem = f"{kind} moved on ranks {moved}" * bool(moved)
             yield exact_check(oracle.step, name, problem, position)

@@ -113,6 +113,22 @@ class ProgramRun(ABC, Generic[Part_co]):
             part.put_into(whole)
         return whole
 
+    def differing(self, kind: str, step: int, name: str, whole: torch.Tensor) -> list[int]:
+        """Ranks whose part of a tensor has other bits than `whole`, or does not fit into it."""
+        return sorted(
+            {
+                part.rank
+                for part in self.parts(kind, step, name)
+                if not self.fits(part)
+                or not torch.equal(part.tensor.double(), part.of(whole).double())
+            }
+        )
+
+    def vectors(self, kind: str, step: int, name: str) -> dict[int, torch.Tensor]:
+        """Elements of a tensor on each rank that has some, flat, float64; NaN elsewhere."""
+        ranks = self.holders(kind, step, name)
+        return {rank: self.vector(kind, step, name, rank) for rank in ranks}
+
     def vector(self, kind: str, step: int, name: str, rank: int) -> torch.Tensor:
         """Return the elements of a tensor that a rank has, flat, float64; NaN elsewhere."""
         whole = torch.full(self.shapes[name], torch.nan, dtype=torch.float64)

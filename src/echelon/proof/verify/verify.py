@@ -8,7 +8,6 @@ rank 0 judges.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from echelon.core.version import __version__
 from echelon.launch.context import RankContext
 from echelon.proof.causes.diagnose import diagnose
 from echelon.proof.claims.captured_checks import subject_tolerance
@@ -26,7 +24,7 @@ from echelon.proof.claims.claims import judge
 from echelon.proof.evidence.captured import CapturedRun, RankCapture, ReferencePass
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.mesh import NamedMesh
-from echelon.proof.verdict import ProofPass, SubjectProof
+from echelon.proof.verdict import ProofPass, SubjectProof, running_versions
 from echelon.proof.verify.capture import capture_rank
 from echelon.proof.verify.reference import OneDeviceAnswer, run_one_device
 
@@ -154,11 +152,7 @@ def judge_captures(
         num_steps=settings.num_steps,
         num_parameters=len(shapes),
         num_elements=sum(torch.Size(shape).numel() for shape in shapes.values()),
-        versions={
-            "echelon": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        versions=running_versions(),
         passes=tuple(passes),
     )
 

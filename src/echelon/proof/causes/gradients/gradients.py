@@ -23,7 +23,7 @@ import torch
 from echelon.core.axis import SHARD_AXES, Axis
 from echelon.core.plan import Plan
 from echelon.layout.buckets import shard_degree, slice_index
-from echelon.proof.causes.factors import known_factors, named_factor
+from echelon.proof.causes.factors import common_factor, known_factors, named_factor
 from echelon.proof.causes.finding import ProofFinding, with_distinguishing_axis
 from echelon.proof.causes.gradients.captured import WrongGradientOfProgram, gradients_of_program
 from echelon.proof.causes.gradients.context import (
@@ -126,9 +126,8 @@ def _findings(gradient: WrongGradient) -> Iterator[ProofFinding]:
 def _missing_sum(gradient: WrongGradient) -> Iterator[ProofFinding]:
     """Find copies whose sum is missing, or that were each clipped by a norm of its own."""
     evidence, step, name = gradient.evidence, gradient.step.step, gradient.name
-    first = gradient.wrong[0].rank
-    ranks = dict.fromkeys((first, *evidence.run.holders(GRADIENTS, step, name)))
-    held = {rank: evidence.run.vector(GRADIENTS, step, name, rank) for rank in ranks}
+    first, held = gradient.wrong[0].rank, evidence.run.vectors(GRADIENTS, step, name)
+    held = {first: held[first], **held}
     right = gradient.right.reshape(-1)
     yield from missing_sums(evidence.sums(name), held, right, gradient.fits)
     if gradient.step.clip_norm is None or not evidence.run.reads_clipped:
@@ -225,23 +224,21 @@ def _scalar(gradient: WrongGradient) -> Iterator[ProofFinding]:
     right = gradient.right
     parts = [part for part in gradient.wrong if float(part.of(right).norm())]
     fits = [fit_factor(part.tensor, part.of(right)) for part in parts]
-    if not fits or any(residual > gradient.fits for _, residual in fits):
-        return
-    factors, residual = [factor for factor, _ in fits], max(residual for _, residual in fits)
-    wrong = max(factors, key=lambda factor: abs(factor - 1.0))
-    if math.isclose(wrong, 1.0, rel_tol=gradient.fits):
-        return
-    if max(factors) - min(factors) <= gradient.fits * max(1.0, abs(wrong)):
+    if common := common_factor(fits, gradient.fits):
+        factor, residual = common
+        if math.isclose(factor, 1.0, rel_tol=gradient.fits):
+            return
         evidence, name = gradient.evidence, gradient.name
-        named = named_factor(evidence, gradient.step, wrong, residual, parameter=name)
+        named = named_factor(evidence, gradient.step, factor, residual, parameter=name)
         if isinstance(evidence, PlanEvidence):
             named = attribute_to_head_copies(evidence.plan, name, named)
         yield named
-        return
-    of_ranks = zip(parts, factors, strict=True)
-    told = ", ".join(f"rank {part.rank}: {factor:.6g}" for part, factor in of_ranks)
-    says = f"each rank has it times a factor of its own ({told})"
-    yield ProofFinding("factors of ranks", says, value=wrong)
+    elif fits and all(residual < gradient.fits for _, residual in fits):
+        of_ranks = zip(parts, fits, strict=True)
+        each = ", ".join(f"rank {part.rank}: {factor:.6g}" for part, (factor, _) in of_ranks)
+        says = f"each rank has it times a factor of its own ({each})"
+        furthest = max((factor for factor, _ in fits), key=lambda factor: abs(factor - 1.0))
+        yield ProofFinding("factors of ranks", says, value=furthest)
 
 
 def _microbatch_mixture(gradient: WrongGradientOfPlan) -> Iterator[ProofFinding]:

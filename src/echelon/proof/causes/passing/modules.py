@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from echelon.proof.causes.factors import named_factor
+from echelon.proof.causes.factors import common_factor, named_factor
 from echelon.proof.causes.finding import ProofFinding, with_distinguishing_axis
 from echelon.proof.causes.passing.places import (
     ComparedModule,
@@ -185,15 +185,12 @@ def _of_other_columns(passed: PassedStep, layer: str, rank: int) -> torch.Tensor
 
 
 def _scalar(wrong: WrongModule) -> Iterator[ProofFinding]:
-    places = wrong.module.wrong
-    if any(one.residual > wrong.passed.fits for one in places):
-        return
-    value = places[0].factor / wrong.usual
-    if any(abs(one.factor / wrong.usual - value) > wrong.passed.fits for one in places):
-        return
-    step = wrong.evidence.steps[wrong.passed.step]
-    told = named_factor(wrong.evidence, step, value, max(one.residual for one in places))
-    yield replace(told, description=f"{wrong.where} is the right one, times {value:.6g}")
+    fits = [(one.factor / wrong.usual, one.residual) for one in wrong.module.wrong]
+    if common := common_factor(fits, wrong.passed.fits):
+        factor, residual = common
+        step = wrong.evidence.steps[wrong.passed.step]
+        named = named_factor(wrong.evidence, step, factor, residual)
+        yield replace(named, description=f"{wrong.where} is the right one, times {factor:.6g}")
 
 
 def _without_softmax_term(wrong: WrongModule) -> Iterator[ProofFinding]:

@@ -7,7 +7,7 @@ constant changed, or solved for it. Of a program the moments are read, and say t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -174,18 +174,19 @@ def other_count(
             yield ProofFinding("update count", says, value=float(off))
 
 
+def wrong_ranks(held: Mapping[int, torch.Tensor], right: torch.Tensor, limit: float) -> list[int]:
+    """Ranks whose elements, NaN where they have none, are further off than a limit."""
+    off = {rank: (value - right)[~value.isnan()] for rank, value in held.items()}
+    return [rank for rank, difference in off.items() if not float(difference.norm()) <= limit]
+
+
 def explain_optimizer_state(evidence: CapturedEvidence, failure: Check) -> ProofFinding:
     """Explain wrong optimizer state of a program."""
     step, name, key = evidence.steps[failure.step], failure.subject, failure.detail
     right = step.state[key][name].double().reshape(-1)
     limit = failure.allowed * float(right.norm()) / 2
-    held = {
-        rank: evidence.run.vector(key, failure.step, name, rank)
-        for rank in evidence.run.holders(key, failure.step, name)
-    }
-    wrong = [
-        rank for rank, one in held.items() if not float((one - right)[~one.isnan()].norm()) <= limit
-    ]
+    held = evidence.run.vectors(key, failure.step, name)
+    wrong = wrong_ranks(held, right, limit)
     rank = (wrong or list(held))[0]
     mine = ~held[rank].isnan()
     finding = _state_finding(evidence, step, (name, key), held[rank][mine], mine)

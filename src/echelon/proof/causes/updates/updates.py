@@ -29,6 +29,7 @@ from echelon.proof.causes.updates.optimizer_constants import (
     ReplayedUpdate,
     explain_constants,
     other_count,
+    wrong_ranks,
 )
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
@@ -135,13 +136,11 @@ def _update_of_program(evidence: CapturedEvidence, failure: Check) -> ProofFindi
     right = step.update(name)
     before = failure.step - 1 if failure.step else INITIAL
     seen = {
-        rank: run.vector(PARAMETERS, failure.step, name, rank)
-        - run.vector(PARAMETERS, before, name, rank)
-        for rank in run.holders(PARAMETERS, failure.step, name)
+        rank: value - run.vector(PARAMETERS, before, name, rank)
+        for rank, value in run.vectors(PARAMETERS, failure.step, name).items()
     }
     limit = max(failure.allowed, evidence.explained) * float(right.norm()) / 2
-    off = {rank: (one - right.reshape(-1))[~one.isnan()] for rank, one in seen.items()}
-    ranks = [rank for rank, one in off.items() if not float(one.norm()) <= limit] or list(seen)
+    ranks = wrong_ranks(seen, right.reshape(-1), limit) or list(seen)
     mine = seen[ranks[0]]
     where = ~mine.isnan().view(right.shape)
     wrong = WrongUpdate(
