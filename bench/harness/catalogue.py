@@ -11,6 +11,7 @@ from pathlib import Path
 from bench.harness.spec import (
     CONTEXT_MODES,
     MODES,
+    MODULE_MODES,
     SINGLE,
     ZERO_BUBBLE_MODES,
     ZERO_MODES,
@@ -108,14 +109,15 @@ def single(peers_home: Path) -> Case:
 
 
 def chosen_modes(names: str) -> tuple[Mode, ...]:
-    """The modes of a comma-separated list, "zero" being all of ZeRO; ValueError names another."""
+    """The modes of a comma-separated list; ValueError names an unknown one.
+
+    "zero" are all of ZeRO, "module" those that cut a module of one's own.
+    """
     known = {**MODES, **ZERO_MODES, **CONTEXT_MODES, **ZERO_BUBBLE_MODES}
+    groups = {name: (mode,) for name, mode in known.items()}
+    groups |= {"zero": tuple(ZERO_MODES.values()), "module": tuple(MODULE_MODES.values())}
     wanted = [name.strip() for name in names.split(",") if name.strip()]
-    unknown = [name for name in wanted if name not in (*known, "zero")]
+    unknown = [name for name in wanted if name not in groups]
     if unknown:
-        raise ValueError(f"unknown modes {unknown}; known: {', '.join(known)}")
-    return tuple(
-        mode
-        for name in wanted
-        for mode in (ZERO_MODES.values() if name == "zero" else (known[name],))
-    )
+        raise ValueError(f"unknown modes {unknown}; known: {', '.join(groups)}")
+    return tuple(mode for name in wanted for mode in groups[name])

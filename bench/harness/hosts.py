@@ -32,11 +32,6 @@ class Link:
     bits_per_s: float
     burst_bytes: int = 65536
 
-    @property
-    def bytes_per_s(self) -> float:
-        """Return the rate in bytes per second."""
-        return self.bits_per_s / 8
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:

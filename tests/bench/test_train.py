@@ -14,14 +14,15 @@ from bench.harness.interleave import Contest
 from bench.harness.plans import bench_plan
 from bench.harness.ranks import Measurement, RankGroup
 from bench.harness.report import rows
-from bench.harness.spec import MODES, SIZES, ZERO_MODES, Mode
+from bench.harness.spec import MODES, MODULE_MODES, SIZES, ZERO_MODES, Mode
 from bench.train import group_cases, mode_verdicts, said_line
 
 TINY = SIZES["tiny"]
 
 
-def test_all_of_zero_has_a_name() -> None:
+def test_all_of_zero_and_of_a_module_have_names() -> None:
     assert chosen_modes("dp2,zero") == (MODES["dp2"], *ZERO_MODES.values())
+    assert chosen_modes("module") == tuple(MODULE_MODES.values())
 
 
 @pytest.mark.parametrize("mode", ZERO_MODES.values(), ids=lambda mode: mode.name)

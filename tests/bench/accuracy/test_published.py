@@ -42,7 +42,7 @@ def row(**columns: str) -> Row:
     ],
 )
 def test_number_of_a_cell(cell: str | None, number: float | None) -> None:
-    assert Row(id="r", cells={"c": cell}).number("c") == number
+    assert Row(id="r", cells={"c": cell or ""}).number("c") == number
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_number_of_a_cell(cell: str | None, number: float | None) -> None:
     [("true", True), ("False", False), ("yes (v2)", True), ("", None), ("maybe", None)],
 )
 def test_flag_of_a_cell(cell: str, flag: bool | None) -> None:
-    assert Row(id="r", cells={"c": cell}).flag("c") is flag
+    assert Row(id="r", cells={"c": cell or ""}).flag("c") is flag
 
 
 def test_file_with_other_columns_and_marks(tmp_path: Path) -> None:
