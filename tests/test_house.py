@@ -161,7 +161,9 @@ def _undocumented_fields(record: ast.ClassDef) -> tuple[int, list[str]]:
     fields = 0
     missing: list[str] = []
     for statement, below in pairwise([*record.body, ast.Pass()]):
-        if not isinstance(statement, ast.AnnAssign) or "ClassVar" in ast.dump(statement.annotation):
+        if not isinstance(statement, ast.AnnAssign):
+            continue
+        if re.search("ClassVar|KW_ONLY", ast.unparse(statement.annotation)):
             continue
         fields += 1
         match below:

@@ -30,8 +30,8 @@ PAGES = (*GUIDES, *TOOLS)
 TEN_MINUTES = 1500
 """Words that are read in ten minutes, with time for the commands."""
 
-NOT_RUN = ("lm_eval ",)
-"""How text begins that is no command of Echelon: it downloads tasks, and is told as text."""
+NOT_RUN = ("lm_eval ", "runs/")
+"""How text begins that is no command of Echelon: what downloads tasks, and folders of a run."""
 
 BLOCK = re.compile(r"([^\n]*)\n\n```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SAVED = re.compile(r"Save this as `([\w.-]+)`")

@@ -5,7 +5,6 @@ From the top down; each may import what stands below it, and an import contract 
 
 apply             a plan applied to a model on one rank
 servers           parameter servers: what their ranks send and hold
-activation_meter  what activations take
 rank_model        what a plan becomes: stages, buckets, what runs and reduces them
 module/           data parallelism and ZeRO for any module
 operations        the decoder's operations on a rank

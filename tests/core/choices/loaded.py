@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from echelon.core.choices.registry import loaded_plugins, use_plugins
-from echelon.inference.generator import Generator
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 
 @contextmanager

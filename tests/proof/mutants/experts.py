@@ -12,8 +12,7 @@ import torch
 from echelon.core.experts import Balance
 from echelon.core.plan import Plan, Recompute
 from echelon.models.moe import gates_of, kept_assignments
-from echelon.parallel.expert import feed_forward as inner_activation
-from echelon.parallel.expert import router
+from echelon.parallel.expert import inner_activation, router
 from echelon.parallel.expert.balance import Balancer
 from echelon.parallel.expert.layer import ExpertParallel
 from echelon.parallel.expert.router import Router

@@ -114,8 +114,7 @@ def test_state_in_host_memory_is_sent_from_the_device(stages: bool, pieces: bool
             layers=(),
             summed=frozenset(),
         ),
-        buckets=own.buckets,
-        frozen=[],
+        all_buckets=own.buckets,
         parameters=own.parameters,
         model=own.model.to(device),
     )

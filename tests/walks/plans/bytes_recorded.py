@@ -21,13 +21,13 @@ from echelon.launch.context import RankContext
 from echelon.layout.attention_tiles import tiles_between
 from echelon.layout.expert_load import expert_load_from_routing
 from echelon.layout.stage import plan_of_layer
-from echelon.parallel.activation_meter import ActionMemory, ActivationMeter
 from echelon.parallel.rank_model import RankModel
 from echelon.parallel.recompute import RecomputingRunner
 from echelon.proof.claims.checks import dp_rank_of
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.ranks import find_factory
 from echelon.proof.subject import ProofBatch, ReportedRouting
+from tests.walks.plans.activation_meter import ActionMemory, ActivationMeter
 
 MEASURED_STEP = 1
 """The first step makes what stays; the second one is looked at."""

@@ -292,13 +292,17 @@ def read_adapters(reader: KeyReader, keys: AdapterKeys) -> None:
 
 
 def _read_folder(reader: KeyReader, key: str) -> None:
-    given = reader.given[key]
-    listed = cast("list[object]", given) if isinstance(given, list) else str(given).split(",")
-    folders = [str(name).strip() for name in listed]
+    folders = _names(reader.given[key])
     if len(folders) == 1:
         reader.set(key, "train.adapters", folders[0], "what adapters begin as")
     else:
         reader.refuse(key, "a run begins with one set of adapters", suggestions=folders[-1:])
+
+
+def _names(given: object) -> list[str]:
+    """Names in a list, or in a text that separates them by commas."""
+    listed = cast("list[object]", given) if isinstance(given, list) else str(given).split(",")
+    return [str(name).strip() for name in listed]
 
 
 def _read_targets(reader: KeyReader, key: str) -> None:
@@ -306,9 +310,7 @@ def _read_targets(reader: KeyReader, key: str) -> None:
     if not reader.has(key):
         reader.set_or_default(key, "lora.targets", ALL_LINEAR, why)
         return
-    given = reader.given[key]
-    names = given.split(",") if isinstance(given, str) else given
-    found = [str(name).strip() for name in cast("list[object]", names)] if names else []
+    found = _names(reader.given[key])
     if any(name in _EVERY for name in found):
         reader.set(key, "lora.targets", ALL_LINEAR, why)
         return

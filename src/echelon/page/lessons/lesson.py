@@ -8,7 +8,7 @@ from the formulas, schedules and records of the engine: the page computes nothin
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Literal, TypeAlias
@@ -44,7 +44,6 @@ class Tile:
     """What it is in words, for who points at it or hears it."""
     kind: int
     """Which of the figure's kinds."""
-    _: KW_ONLY
     state: TileState = "whole"
     """Whether it is complete."""
     row: int = 0

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import torch
 
-from echelon.parallel.activation_meter import ActivationMeter
 from echelon.parallel.pipeline import StepState
 from echelon.parallel.rank_model import RankModel
 from echelon.schedule.action import Action, ActionKind
+from tests.walks.plans.activation_meter import ActivationMeter
 
 FORWARD = Action(kind=ActionKind.F, stage=0, microbatch=0)
 
