@@ -13,7 +13,6 @@ from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.activations.timeline import RankActivations
 from echelon.cost.peak import rank_peak
-from echelon.cost.peak import rank_peak as messages
 from echelon.cost.peak.buckets import GradientSums, WholeUnits
 from echelon.cost.peak.rank_peak import TERMS, PeakWalk, with_few_microbatches
 from echelon.rehearsal.rank import RankRehearsal, rehearse_rank
@@ -193,8 +192,10 @@ def _nothing_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = rank_peak.message_counts
+
     def none(plan: Plan) -> list[list[int]]:
-        return [[0] * len(row) for row in messages.message_counts(plan)]
+        return [[0] * len(row) for row in counted(plan)]
 
     monkeypatch.setattr(rank_peak, "message_counts", none)
 
