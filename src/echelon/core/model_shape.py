@@ -220,6 +220,7 @@ class ModelShape:
         int | None,
         Configured("a query meets keys nearer than this many", OPTIONAL_COUNT, default="none"),
     ] = None
+    """Positions beyond which a query attends to no key; None for no limit."""
     rotary: Rotary = Rotary()
     """Which dims of a head turn, in which blocks, where positions are rotary."""
     multipliers: Multipliers = Multipliers()
@@ -265,6 +266,7 @@ class ModelShape:
     final_soft_cap: Annotated[
         float | None, Configured("the same of logits", OPTIONAL_REAL, default="none")
     ] = None
+    """The same cap of logits; None leaves them."""
     attention_scale: Annotated[
         float | None,
         Configured(

@@ -86,6 +86,7 @@ class Precision:
     )
     """Whether the loss is multiplied before backward: never, by a fixed or by a changing scale."""
     loss_scale: Annotated[float, Configured("factor of the loss, at first", LOSS_SCALE)] = 65536.0
+    """The fixed scale, or the one that "dynamic" starts with."""
     loss_scale_window: Annotated[int, Configured("dynamic: steps until it doubles")] = 1000
     loss_scale_min: Annotated[float, Configured("dynamic: it never falls below", LOSS_SCALE)] = 1.0
     loss_scale_hysteresis: Annotated[int, Configured("dynamic: overflows until it halves")] = 1
@@ -150,6 +151,7 @@ class Optimizer:
         DecayRule, Configured("what decays: matrices, those of blocks only, or all")
     ] = "matrices"
     clip_norm: Annotated[float | None, Configured("largest gradient norm", OPTIONAL_REAL)] = 1.0
+    """Largest norm of all gradients; None leaves gradients as they are."""
     schedule: Annotated[LearningRateSchedule, Configured("of the learning rate after warm-up")] = (
         "cosine"
     )

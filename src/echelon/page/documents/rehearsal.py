@@ -193,14 +193,19 @@ def roofline_sections(found: Mapping[str, Any]) -> Iterator[Section]:
     )
     yield Section(
         id="roofline",
-        title="Seconds of the counted work, and what binds",
+        title="Seconds of the counted work",
         summary=(
             f"The counted work at the rates of {roofline['device']}, with nothing lost between "
             f"kernels, takes {roofline['step_s']:.4g} s a step: MFU {100 * roofline['mfu']:.1f} "
             f"(full attention). The plan predicts {roofline['planned_step_s']:.4g} s, "
             f"{roofline['planned_over_roofline']:.2f} times as long: MFU "
-            f"{100 * roofline['planned_mfu']:.1f}.\n\nbound by: {shares}"
+            f"{100 * roofline['planned_mfu']:.1f}."
         ),
+    )
+    yield Section(
+        id="roofline-kernels",
+        title="What binds, and the kernels that take longest",
+        summary=f"bound by: {shares}",
         table=DataTable.of(
             ("kernel", "times", "seconds", "of the step", "bound by"),
             [
