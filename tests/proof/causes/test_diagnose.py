@@ -34,6 +34,14 @@ def test_a_wrong_loss_is_explained_by_a_wrong_gradient_of_the_step() -> None:
     assert (alone.rule, alone.factor) == ("prove-loss", "dp")
 
 
+def test_elements_of_a_gradient_that_nothing_explains_do_not_hide_a_wrong_loss() -> None:
+    gradient = GRADIENT["v"].clone()
+    gradient.view(-1)[0] += 1.0
+    wrong = {(rank, "gradients"): {"v": gradient} for rank in (0, 1)}
+    found = told(wrong, RankReport(loss=3.3), RankReport())
+    assert found.rule == "prove-loss"
+
+
 def test_what_no_factor_explains_is_looked_for_between_the_modules() -> None:
     reference = one_device()
 

@@ -215,7 +215,7 @@ def _by_gradient(
                 of_labels = explain_token_losses(evidence, told[1])
                 if of_labels is not None:
                     return told[0], told[1], of_labels
-            if finding.factor != "none":
+            if finding.factor not in _VAGUE:
                 says = f"{finding.description}; the loss is wrong too: {told[1].detail}"
                 return result, of_step[0], replace(finding, description=says)
     return told

@@ -131,7 +131,7 @@ def named_factor(
             known.sort(key=lambda factor: not factor.name.startswith("sqrt"))
         # Where all is rough, a factor is what it is near to.
         near = [one.value for one in known if abs(one.value - value) <= evidence.explained]
-        told = name_factor(near[0] if near else value, known, residual)
+        told = name_factor(float(near[0] if near else value), known, residual)
         if told.factor not in ("number", "2", "1/2"):
             break
     return told

@@ -93,7 +93,7 @@ define_operator(
 
 
 class MomentumSgd:
-    """SGD with torch's fused kernel."""
+    """SGD with torch's fused kernel: no dampening, no Nesterov step."""
 
     def __init__(self, settings: Optimizer) -> None:
         self._momentum = settings.momentum

@@ -77,6 +77,15 @@ def test_copies_that_add_up_were_not_summed() -> None:
     assert (finding.factor, finding.axis) == ("missing sum", "dp")
 
 
+def test_a_sum_that_some_ranks_of_a_group_miss_is_told() -> None:
+    plan = shrink(layout(dp=4, accumulation=1), precision="fp64")
+    share = torch.linspace(0.1, 0.8, plan.model.hidden, dtype=torch.float64)[:, None]
+    shares = {0: share, 1: 1 - share}
+    change = wrong(lambda piece: piece.tensor * shares.get(piece.rank, 1.0))
+    finding = explain_gradient(replicas(plan, shard=change), Check(0, NAME, 1.0))
+    assert (finding.factor, finding.axis, finding.ranks) == ("missing sum", "dp", (0, 1))
+
+
 def test_a_lost_microbatch_and_a_stale_buffer_are_told() -> None:
     steps = run_oracle(PLAN, 2)
     parts = contributions(PLAN, steps[0])

@@ -7,7 +7,7 @@ import torch
 
 from echelon.proof.causes.diagnose import diagnose
 from echelon.proof.claims.claims import judge
-from tests.proof.verify.captures import AFTER, BEFORE, evidence_of
+from tests.proof.verify.captures import AFTER, BEFORE, GRADIENT, evidence_of
 
 MOVED = AFTER["w"] - BEFORE["w"].double()
 
@@ -30,6 +30,19 @@ def test_a_wrong_update_has_a_name(added: torch.Tensor, factor: str) -> None:
     found = diagnose(evidence, judge(evidence))
     assert found is not None
     assert (found.rule, found.tensor, found.factor) == ("prove-clipped-update", "w", factor)
+
+
+def test_an_update_along_its_value_is_made_again_and_is_no_decay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, moved = GRADIENT["w"], -0.1 * GRADIENT["w"].double()
+    monkeypatch.setitem(BEFORE, "w", before)
+    monkeypatch.setitem(AFTER, "w", before.double() + moved)
+    wrong = {"w": before.double() + 2 * moved}
+    evidence = evidence_of({(rank, "parameters"): wrong for rank in (0, 1)})
+    found = diagnose(evidence, judge(evidence))
+    assert found is not None
+    assert (found.tensor, found.factor) == ("w", "dp")
 
 
 def test_an_update_on_one_rank_only_points_at_its_axis() -> None:

@@ -127,8 +127,11 @@ def _missing_sum(gradient: WrongGradient) -> Iterator[ProofFinding]:
     """Find copies whose sum is missing, or that were each clipped by a norm of its own."""
     evidence, step, name = gradient.evidence, gradient.step.step, gradient.name
     first, held = gradient.wrong[0].rank, evidence.run.vectors(GRADIENTS, step, name)
-    held = {first: held[first], **held}
-    right = gradient.right.reshape(-1)
+    held, right = {first: held[first], **held}, gradient.right.reshape(-1)
+    # A sum may be missing among some ranks of a group alone, and a part may be right by chance.
+    of_wrong = {part.rank: held[part.rank] for part in gradient.wrong}
+    of_wrong = {first: held[first], **of_wrong}
+    yield from missing_sums(evidence.sums(name), of_wrong, right, gradient.fits)
     yield from missing_sums(evidence.sums(name), held, right, gradient.fits)
     if gradient.step.clip_norm is None or not evidence.run.reads_clipped:
         return
@@ -149,29 +152,41 @@ def missing_sums(
 ) -> Iterator[ProofFinding]:
     """Find axes along which copies differ and add up to the right tensor, or have it as their mean.
 
-    `held` has the copy of each wrong rank, flat, NaN where it has none. Of a tensor that ranks have
-    whole, all may use some rows alike and others not: only where copies differ they are summed. An
-    explanation leaves less than `fits`, relative.
+    `held` has the copies that are added up, flat, NaN where a rank has none. Of a tensor that ranks
+    have whole, all may use some rows alike and others not: only where copies differ they are
+    summed. An explanation leaves less than `fits`, relative.
     """
-    first = next(iter(held))
     for axis, groups in groups_of_axes:
-        copies = [held[rank] for rank in group_of(groups, first) if rank in held]
-        if len(copies) < 2:
-            continue
-        copies_CE = torch.stack(copies)
-        common_E = ~copies_CE.isnan().any(0)
-        copies_CE, right_E = copies_CE[:, common_E], right[common_E]
-        alike_E = (copies_CE == copies_CE[0]).all(0)
-        if not right_E.numel() or bool(alike_E.all()):
-            continue
-        some = " in some rows" * bool((alike_E & (copies_CE[0] != 0)).any())
-        for count, makes in ((1, "add up to"), (len(copies), "have as their mean")):
-            total_E = torch.where(alike_E, copies_CE[0], copies_CE.sum(0) / count)
-            residual = relative_residual(total_E, right_E)
-            if residual < fits:
-                says = f"copies differ along {axis}{some} and {makes} the right one: they are not "
-                says += f"reduced over {axis}"
-                yield ProofFinding("missing sum", says, axis, residual=residual)
+        every = dict.fromkeys(tuple(group_of(groups, rank)) for rank in held)
+        found = (
+            _missing_along(axis, [held[rank] for rank in group if rank in held], right, fits)
+            for group in every
+        )
+        if (first := next(filter(None, found), None)) is not None:
+            yield first
+
+
+def _missing_along(
+    axis: str, copies: Sequence[torch.Tensor], right: torch.Tensor, fits: float
+) -> ProofFinding | None:
+    """The finding that `copies` of one group add up to the right tensor, or have it as mean."""
+    if len(copies) < 2:
+        return None
+    copies_CE = torch.stack(tuple(copies))
+    common_E = ~copies_CE.isnan().any(0)
+    copies_CE, right_E = copies_CE[:, common_E], right[common_E]
+    alike_E = (copies_CE == copies_CE[0]).all(0)
+    if not right_E.numel() or bool(alike_E.all()):
+        return None
+    some = " in some rows" * bool((alike_E & (copies_CE[0] != 0)).any())
+    for count, makes in ((1, "add up to"), (len(copies), "have as their mean")):
+        total_E = torch.where(alike_E, copies_CE[0], copies_CE.sum(0) / count)
+        residual = relative_residual(total_E, right_E)
+        if residual < fits:
+            says = f"copies differ along {axis}{some} and {makes} the right one: they are not "
+            says += f"reduced over {axis}"
+            return ProofFinding("missing sum", says, axis, residual=residual)
+    return None
 
 
 def _wrong_clip(gradient: WrongGradient) -> Iterator[ProofFinding]:

@@ -210,11 +210,14 @@ def _rate_and_decay(wrong: WrongUpdate) -> Iterator[ProofFinding]:
     rate, due = _constants(wrong)
     fits = wrong.evidence.explained
     shrunk = decay / due if due else -rate * value
+    factor, alone = fit_factor(wrong.seen, main + decay)
+    times = _times(wrong, factor, due, alone) if alone < fits else None
     weights, residual = fit_basis(wrong.seen, (main, shrunk))
-    if not rate or residual >= fits or not float(shrunk.norm()):
-        factor, residual = fit_factor(wrong.seen, main + decay)
-        if residual < fits:
-            yield _times(wrong, factor, due, residual)
+    # Where the value is parallel to the update, any factor is a decay, too: a named factor first.
+    named = times is not None and times.factor not in ("none", "number")
+    if named or not rate or residual >= fits or not float(shrunk.norm()):
+        if times is not None:
+            yield times
         return
     own, found = weights[0], weights[1] if abs(weights[1]) > fits else 0.0
     if abs(found - own * due) < fits * max(1.0, abs(own)):
