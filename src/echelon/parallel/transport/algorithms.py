@@ -65,6 +65,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 
 import torch
@@ -354,23 +355,31 @@ def run_steps(tensor: torch.Tensor, steps: tuple[Step, ...], peers: GlooPeers) -
 
 
 def _run_step(flat: torch.Tensor, step: Step, peers: GlooPeers) -> None:
-    """Run one step; what lands beside the tensor is gone before the next one receives."""
-    arriving: list[tuple[torch.Tensor, torch.Tensor]] = []
+    """Run one step; what lands outside the tensor is gone before the next one receives."""
+    arrived = _exchange(step, peers, partial(_elements, flat), in_place=not step.adds)
+    if step.adds:
+        for part, landing in arrived:
+            _elements(flat, part).add_(landing)
+
+
+def _exchange(
+    step: Step, peers: GlooPeers, read: Callable[[Part], torch.Tensor], *, in_place: bool
+) -> list[tuple[Part, torch.Tensor]]:
+    """Parts that one step received, each where `read` has it or in a tensor of its own."""
+    arrived: list[tuple[Part, torch.Tensor]] = []
     works: list[torch.distributed.Work] = []
     for place, part in step.receives:
         if part.length:
-            there = _elements(flat, part)
-            landing = torch.empty_like(there) if step.adds else there
+            there = read(part)
+            landing = there if in_place else torch.empty_like(there)
             works.append(peers.receive(landing, place))
-            arriving.append((there, landing))
+            arrived.append((part, landing))
     for place, part in step.sends:
         if part.length:
-            works.append(peers.send(_elements(flat, part), place))
+            works.append(peers.send(read(part), place))
     for work in works:
         work.wait()
-    if step.adds:
-        for there, landing in arriving:
-            there.add_(landing)
+    return arrived
 
 
 def run_scatter(
@@ -390,19 +399,7 @@ def run_scatter(
 
 def _add_step(sums: _PartialSums, step: Step, peers: GlooPeers) -> None:
     """Run one step of a reduce-scatter; what was sent is not needed any more."""
-    arriving: list[tuple[Part, torch.Tensor]] = []
-    works: list[torch.distributed.Work] = []
-    for place, part in step.receives:
-        if part.length:
-            landing = torch.empty_like(sums.read(part))
-            works.append(peers.receive(landing, place))
-            arriving.append((part, landing))
-    for place, part in step.sends:
-        if part.length:
-            works.append(peers.send(sums.read(part), place))
-    for work in works:
-        work.wait()
-    for part, landing in arriving:
+    for part, landing in _exchange(step, peers, sums.read, in_place=False):
         sums.add(part, landing)
     for _, part in step.sends:
         sums.forget(part)

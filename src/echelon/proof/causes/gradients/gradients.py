@@ -130,9 +130,9 @@ def _missing_sum(gradient: WrongGradient) -> Iterator[ProofFinding]:
     held, right = {first: held[first], **held}, gradient.right.reshape(-1)
     # A sum may be missing among some ranks of a group alone, and a part may be right by chance.
     of_wrong = {part.rank: held[part.rank] for part in gradient.wrong}
-    of_wrong = {first: held[first], **of_wrong}
     yield from missing_sums(evidence.sums(name), of_wrong, right, gradient.fits)
-    yield from missing_sums(evidence.sums(name), held, right, gradient.fits)
+    if of_wrong.keys() != held.keys():
+        yield from missing_sums(evidence.sums(name), held, right, gradient.fits)
     if gradient.step.clip_norm is None or not evidence.run.reads_clipped:
         return
     for axis, groups in evidence.sums(name):
