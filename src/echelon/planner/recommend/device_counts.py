@@ -32,7 +32,11 @@ KEPT = 8  # plans
 _BEST_MFU = 0.8
 """No step of a model is known that reaches more of its devices' peak."""
 _SLOW_COUNTS = 3
-"""Counts of devices in a row on which no plan is fast enough, below which there is none either."""
+"""Counts of devices in a row on which no plan is fast enough, below which there is none either.
+
+They reach down to half of the devices, too: a mesh of 131,072 devices has a counterpart on 65,536
+with one axis half as long, while none may suit the counts between them.
+"""
 _SCARCE = 0.5
 """Share of the memory of devices that model states take, above which fewer may need hosts."""
 _BY_EVENTS = 1.03
@@ -216,6 +220,7 @@ def _best_by_count(
     plan can be.
     """
     request, slow = answer.request, 0
+    fast = answer.first.estimate.devices
     for count in _counts_between(answer, limit):
         best, fast_enough, legal = None, False, False
         for offload in at_host:
@@ -230,8 +235,8 @@ def _best_by_count(
                 best = one if best is None or worth < best.worth else best
         if best is not None and best.worth < limit:
             yield best
-        slow = 0 if fast_enough else slow + legal
-        if slow == _SLOW_COUNTS:
+        slow, fast = (0, count) if fast_enough else (slow + legal, fast)
+        if slow >= _SLOW_COUNTS and 2 * count <= fast:
             return
 
 
