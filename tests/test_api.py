@@ -19,7 +19,7 @@ import echelon as ec
         "import echelon.proof.verdict",
         "from echelon.proof.run import prove",
         "import echelon.proof as package; assert package.__name__ == 'echelon.proof'",
-        "from echelon import prove; from echelon.proof.claims import proof",
+        "from echelon import prove; from echelon.proof.claims import claims",
     ],
 )
 def test_a_verb_is_callable_whatever_was_imported_first(before: str) -> None:

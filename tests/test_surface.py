@@ -151,7 +151,7 @@ except ec.ProofFailed as failed:
     assert_type(failed.rules, tuple[str, ...])
 except (ec.InfeasiblePlan, ec.ConfigError, ec.DataError, ec.CheckpointError) as error:
     code: int = error.exit_code
-except (ec.EnvironmentProblem, ec.RunFailed):
+except (ec.EnvironmentProblem, ec.RunFailed, ec.Interrupted):
     raise
 except ec.EchelonError as error:
     print(error.problems[0].suggestions)

@@ -9,10 +9,10 @@ have the class whose config.json says them, as `echelon export weights` writes i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 
 from echelon.core.errors import ConfigError
-from echelon.core.model_shape import Experts, LatentAttention, ModelShape, Multipliers, Rotary
+from echelon.core.model_shape import Experts, LatentAttention, ModelShape
 from echelon.core.plan import Plan
 from echelon.interop.hugging_face.folder import hub_config
 
@@ -23,6 +23,14 @@ _NO_TOKENS: dict[str, object] = {
     name: None for name in ("bos_token_id", "eos_token_id", "pad_token_id")
 }
 """Ids that a small vocabulary may lack, of which transformers warns."""
+
+
+_ASKED = (
+    "name layers hidden heads kv_heads head_dim ffn vocab max_positions gated activation tied norm "
+    "norm_eps positions rope_theta rope_scaling qk_norm qkv_bias output_bias mlp_bias initial_std "
+    "dropout causal window latent experts lora assumed assume"
+)
+"""Fields of a shape that the classes below ask about, or that change no number of theirs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,21 +79,12 @@ def _is_clamped(experts: Experts) -> bool:
 def _is_new(model: ModelShape) -> bool:
     """Return whether a model has parts that the classes below do not ask about."""
     stretch = model.rope_scaling
-    plain = replace(
-        model,
-        rotary=Rotary(),
-        multipliers=Multipliers(),
-        norm_offset=0.0,
-        attention_scale=None,
-        layer_kinds=(),
-        local_rope_theta=None,
-        soft_cap=None,
-        final_soft_cap=None,
-        sinks=False,
-        rope_scaling=stretch if stretch is not None and stretch.kind == "llama3" else None,
-        activation="silu" if model.gated else model.activation,
-    )
-    return plain != model
+    if stretch is not None and stretch.kind != "llama3":
+        return True
+    if model.gated and model.activation != "silu":
+        return True
+    others = (field for field in fields(ModelShape) if field.name not in _ASKED.split())
+    return any(getattr(model, field.name) != field.default for field in others)
 
 
 def _written(model: ModelShape) -> TransformersModel | None:
