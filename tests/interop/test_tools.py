@@ -10,6 +10,7 @@ from typing import get_args
 import pytest
 
 import echelon
+from echelon.api.exporting import WeightFormat
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, ContextKindRecord
 from echelon.core.choices.optimizers import OPTIMIZERS, OptimizerRecord
 from echelon.cost.seconds.trainers import FRAMEWORKS
@@ -112,7 +113,11 @@ def words_of_a_record(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def lists_of_tools(tree: ast.AST) -> Iterator[int]:
-    """Yield the lines of collections and Literals with the names of two tools or more."""
+    """Yield the lines of collections and Literals with the names of two tools or more.
+
+    Some formats of weights are called as their tools are: lists of formats are none of tools.
+    """
+    formats = set(get_args(WeightFormat)) - set(TOOLS)
     words_of_records = set(words_of_a_record(tree))
     for node in ast.walk(tree):
         if node in words_of_records:
@@ -124,7 +129,7 @@ def lists_of_tools(tree: ast.AST) -> Iterator[int]:
         else:
             continue
         words = {item.value for item in items if isinstance(item, ast.Constant)}
-        if len(words & set(TOOLS)) > 1:
+        if len(words & set(TOOLS)) > 1 and not words & formats:
             yield node.lineno
 
 

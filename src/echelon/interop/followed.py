@@ -13,14 +13,7 @@ from pathlib import Path
 
 from echelon.interop.key_reader import KeyOutcome, KeyReader, Refusal
 from echelon.interop.parsing import flatten_keys, parse_json, read_text
-from echelon.interop.tools import ToolName
-
-NAMING: Mapping[ToolName, str] = {
-    "accelerate": "deepspeed_config.deepspeed_config_file",
-    "axolotl": "deepspeed",
-    "llamafactory": "deepspeed",
-}
-"""The key of a tool whose value is the path of a JSON of DeepSpeed."""
+from echelon.interop.tools import TOOLS, ToolName
 
 
 def follow_files(kind: ToolName, path: Path, given: Mapping[str, object]) -> Mapping[str, object]:
@@ -28,7 +21,7 @@ def follow_files(kind: ToolName, path: Path, given: Mapping[str, object]) -> Map
 
     ConfigError where it is no JSON object.
     """
-    key = NAMING.get(kind)
+    key = TOOLS[kind].file_key
     name = given.get(key) if key else None
     if key is None or not isinstance(name, str):
         return given

@@ -56,6 +56,8 @@ class Tool:
     """Found in a file of this tool, and in those of no other whose form comes later."""
     base: str | None = None
     """The preset with a model for files that describe none; None where they do, or name one."""
+    file_key: str | None = None
+    """The key whose value is the path of a JSON of DeepSpeed; None where it has none."""
     generations: tuple[str, ...] = ()
     """The trainers of `cost/seconds/trainers.py` that run what it can run."""
     also_called: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -128,6 +130,7 @@ TOOLS: Mapping[ToolName, Tool] = {
         ),
         Tool(
             name="accelerate",
+            file_key="deepspeed_config.deepspeed_config_file",
             title="Accelerate",
             form="yaml",
             file="an Accelerate YAML",
@@ -170,6 +173,7 @@ TOOLS: Mapping[ToolName, Tool] = {
         ),
         Tool(
             name="llamafactory",
+            file_key="deepspeed",
             title="LLaMA-Factory",
             form="yaml",
             file="a LLaMA-Factory YAML",
@@ -179,6 +183,7 @@ TOOLS: Mapping[ToolName, Tool] = {
         ),
         Tool(
             name="axolotl",
+            file_key="deepspeed",
             title="Axolotl",
             form="yaml",
             file="an Axolotl YAML",

@@ -21,7 +21,10 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[3]
 START_S, END_S = 120.0, 120.0
-OPERATION = r"all_\w+ \S+ of \w+ \[\d+\], call \d+ of ranks 0, 1 \(dp\), at \S+:\d+ in \w+"
+OPERATION = (
+    r"all_\w+ \S+ of \w+ \[\d+\], call \d+ of ranks 0, 1 \((?:dp|world)\), at \S+:\d+ in \w+"
+)
+"""The cut may come between a step's sums over the mesh and the word of all ranks about it."""
 SENT = r"has sent \d+ packets? to {to} and again (once|\d+ times), from {here}:\d+ to {there}:\d+"
 
 
