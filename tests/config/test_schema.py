@@ -20,15 +20,15 @@ def test_the_tables_of_a_run_file_are_those_that_are_promised() -> None:
 
 def test_a_word_and_the_none_that_stands_for_it_are_inverse() -> None:
     """A field that may be None, or a tuple, has one word for it; defaults go there and back."""
-    every = [one for _, one in inspect.getmembers(schema, inspect.isclass)]
-    records = [one for one in every if one.__module__.startswith("echelon.core.")]  # of a plan
+    classes = [kind for _, kind in inspect.getmembers(schema, inspect.isclass)]
+    records = [kind for kind in classes if kind.__module__.startswith("echelon.core.")]
     seen = 0
     for record in records:
         for _, name, hint in configured_fields(record):
             optional = NoneType in get_args(hint) or get_origin(hint) is tuple
             for key in (key for key in SETTINGS if key.rpartition(".")[2] == name and optional):
                 if key == "pipeline.stages":
-                    continue  # A plan always has them: config/plan_view.py writes their blocks.
+                    continue  # A plan always has stages: config/plan_view.py writes their blocks.
                 setting, seen = SETTINGS[key], seen + 1
                 words = getattr(setting.kind, "words", ())
                 assert len(words) <= 1, key

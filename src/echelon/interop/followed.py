@@ -21,7 +21,7 @@ def follow_files(kind: ToolName, path: Path, given: Mapping[str, object]) -> Map
 
     ConfigError where it is no JSON object.
     """
-    key = TOOLS[kind].file_key
+    key = TOOLS[kind].deepspeed_key
     name = given.get(key) if key else None
     if key is None or not isinstance(name, str):
         return given

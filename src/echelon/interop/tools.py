@@ -56,7 +56,7 @@ class Tool:
     """Found in a file of this tool, and in those of no other whose form comes later."""
     base: str | None = None
     """The preset with a model for files that describe none; None where they do, or name one."""
-    file_key: str | None = None
+    deepspeed_key: str | None = None
     """The key whose value is the path of a JSON of DeepSpeed; None where it has none."""
     generations: tuple[str, ...] = ()
     """The trainers of `cost/seconds/trainers.py` that run what it can run."""
@@ -130,7 +130,7 @@ TOOLS: Mapping[ToolName, Tool] = {
         ),
         Tool(
             name="accelerate",
-            file_key="deepspeed_config.deepspeed_config_file",
+            deepspeed_key="deepspeed_config.deepspeed_config_file",
             title="Accelerate",
             form="yaml",
             file="an Accelerate YAML",
@@ -173,7 +173,7 @@ TOOLS: Mapping[ToolName, Tool] = {
         ),
         Tool(
             name="llamafactory",
-            file_key="deepspeed",
+            deepspeed_key="deepspeed",
             title="LLaMA-Factory",
             form="yaml",
             file="a LLaMA-Factory YAML",
@@ -183,7 +183,7 @@ TOOLS: Mapping[ToolName, Tool] = {
         ),
         Tool(
             name="axolotl",
-            file_key="deepspeed",
+            deepspeed_key="deepspeed",
             title="Axolotl",
             form="yaml",
             file="an Axolotl YAML",

@@ -173,8 +173,8 @@ def test_the_cheapest_change_of_the_run_is_offered() -> None:
     assert changes == ["--set lora.rank=16", "--set precision.parameters=bf16"]
     for change in changes:
         new = change.removeprefix("--set ")
-        kept = [one for one in wide if one.partition("=")[0] != new.partition("=")[0]]
-        settings = [*kept, new]
+        rest = [text for text in wide if text.partition("=")[0] != new.partition("=")[0]]
+        settings = [*rest, new]
         changed = make_request("llama3-8b", cluster="1xmi250x", settings=settings)
         assert search(changed).best is not None, change
     long = ["batch.sequence_length=32768"]

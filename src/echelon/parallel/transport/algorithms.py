@@ -365,7 +365,7 @@ def _run_step(flat: torch.Tensor, step: Step, peers: GlooPeers) -> None:
 def _exchange(
     step: Step, peers: GlooPeers, read: Callable[[Part], torch.Tensor], *, in_place: bool
 ) -> list[tuple[Part, torch.Tensor]]:
-    """Parts that one step received, each where `read` has it or in a tensor of its own."""
+    """Parts that one step received: `in_place`, where `read` has them, or in new tensors."""
     arrived: list[tuple[Part, torch.Tensor]] = []
     works: list[torch.distributed.Work] = []
     for place, part in step.receives:

@@ -34,8 +34,8 @@ _BEST_MFU = 0.8
 _SLOW_COUNTS = 3
 """Counts of devices in a row on which no plan is fast enough, below which there is none either.
 
-They reach down to half of the devices, too: a mesh of 131,072 devices has a counterpart on 65,536
-with one axis half as long, while none may suit the counts between them.
+These counts reach down to half of the last fast enough one: a mesh of 131,072 devices has a
+counterpart on 65,536 with one axis half as long, while none may suit the counts between them.
 """
 _SCARCE = 0.5
 """Share of the memory of devices that model states take, above which fewer may need hosts."""

@@ -158,11 +158,11 @@ def missing_sums(
     """
     for axis, groups in groups_of_axes:
         every = dict.fromkeys(tuple(group_of(groups, rank)) for rank in held)
-        found = (
+        findings = (
             _missing_along(axis, [held[rank] for rank in group if rank in held], right, fits)
             for group in every
         )
-        if (first := next(filter(None, found), None)) is not None:
+        if (first := next(filter(None, findings), None)) is not None:
             yield first
 
 

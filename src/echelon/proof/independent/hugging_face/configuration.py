@@ -83,8 +83,9 @@ def _is_new(model: ModelShape) -> bool:
         return True
     if model.gated and model.activation != "silu":
         return True
-    others = (field for field in fields(ModelShape) if field.name not in _ASKED.split())
-    return any(getattr(model, field.name) != field.default for field in others)
+    asked = _ASKED.split()
+    unasked = (field for field in fields(ModelShape) if field.name not in asked)
+    return any(getattr(model, field.name) != field.default for field in unasked)
 
 
 def _written(model: ModelShape) -> TransformersModel | None:
