@@ -128,6 +128,15 @@ class Started:
         """Return the processes that this command has started."""
         return psutil.Process(self.process.pid).children()
 
+    def fork_servers(self) -> list[psutil.Process]:
+        """Return the processes of this command that fork ranks; `git` and the like are not."""
+        found: list[psutil.Process] = []
+        for child in self.children():
+            with suppress(psutil.Error):
+                if "echelon.launch.local.fork_server" in child.cmdline():
+                    found.append(child)
+        return found
+
     def send(self, number: signal.Signals, whom: str) -> None:
         """Send a signal to the command or to its whole process group, as a terminal does."""
         (os.killpg if whom == "group" else os.kill)(self.process.pid, number)
@@ -306,8 +315,8 @@ def test_a_resumed_run_that_is_stopped_before_a_step_has_the_checkpoint_it_came_
 
 def test_a_fork_server_that_is_killed_before_a_step_is_said_to_be(folder: Path) -> None:
     started = Started(*training(2, "zero.stage=3", "mesh.dp_shard=2", "mesh.dp_replicate=1")[:-2])
-    assert started.wait_for(started.children)
-    (server,) = started.children()
+    assert started.wait_for(started.fork_servers)
+    (server,) = started.fork_servers()
     server.kill()
     done = started.end()
     assert done.code == 4
