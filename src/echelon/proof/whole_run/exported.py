@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from echelon.core.parameters import base_shape, router_bias_name, router_biases
 from echelon.core.plan import DType, Plan
 from echelon.core.rulebook.prove import PROVE_TRAINER_EXPORT, PROVE_TRAINER_IMPORT
 from echelon.interop.hugging_face.folder import folder_tensors, hub_config
+from echelon.interop.weight_names.source import ParameterSource
 from echelon.models.precision import TORCH_DTYPES
 from echelon.proof.claims.checks import Check, exact_check, relative_error
 from echelon.proof.claims.claims import ClaimResult, judged
@@ -79,10 +80,9 @@ def has_own_layout(model: ModelShape) -> bool:
         tensors = folder_tensors(base, hub_config(base).architecture)
     except ConfigError:
         return False
-    plain = ("key", "shape", "padded")
     return any(
         len(tensor.parts) > 1
-        or any(value for name, value in asdict(source).items() if name not in (*plain, "step"))
+        or source != ParameterSource(key=source.key, shape=source.shape, padded=source.padded)
         for tensor in tensors
         for _, source in tensor.parts
     )
