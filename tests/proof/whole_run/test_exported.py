@@ -19,7 +19,7 @@ from echelon.proof.shrink import shrink
 from echelon.proof.whole_run import whole_run
 from echelon.proof.whole_run.exported import (
     Export,
-    ExportedRun,
+    RunExports,
     exports_of,
     has_own_layout,
     how_it_differs,
@@ -52,7 +52,7 @@ class TrainedRuns:
 
     def __init__(self, pool: RankPool, folder: Path) -> None:
         self._pool, self._folder = pool, folder
-        self._runs: dict[str, tuple[dict[str, Any], ExportedRun]] = {}
+        self._runs: dict[str, tuple[dict[str, Any], RunExports]] = {}
 
     def export(self, model: str, target: str) -> tuple[ClaimResult, ...]:
         """Export the run of a model by a target of one rank, and return the claims about it."""
@@ -74,14 +74,14 @@ class TrainedRuns:
                 given.append(argument)
             self._pool.run(target, argument, count, **rest)
 
-        made: list[ExportedRun] = []
+        made: list[RunExports] = []
         with pytest.MonkeyPatch.context() as patch:
 
-            def held(**fields: Any) -> ExportedRun:
-                made.append(ExportedRun(**fields))
+            def held(**fields: Any) -> RunExports:
+                made.append(RunExports(**fields))
                 return made[-1]
 
-            patch.setattr(whole_run, "ExportedRun", held)
+            patch.setattr(whole_run, "RunExports", held)
             result = whole_run_pass(plan_of(MODELS[model]), run_ranks=run_ranks, exported_in="bf16")
         assert [claim.holds for claim in result.claims] == [True] * 7, result.diagnosis
         self._runs[model] = given[0], replace(made[0], folder=saved)

@@ -128,7 +128,7 @@ def _as_read(plan: Plan) -> Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportedRun:
+class RunExports:
     """Hold the exports of a run in `folder`, and the same run on one device."""
 
     plan: Plan

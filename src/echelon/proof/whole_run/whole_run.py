@@ -48,7 +48,7 @@ from echelon.proof.run import OUR_ENGINE, RankRunner, mesh_text, offloaded_to, p
 from echelon.proof.shrink import shrink
 from echelon.proof.sum_bounds import with_exact_sums
 from echelon.proof.verdict import Proof, ProofPass
-from echelon.proof.whole_run.exported import Export, ExportedRun, exports_of, has_own_layout
+from echelon.proof.whole_run.exported import Export, RunExports, exports_of, has_own_layout
 from echelon.proof.whole_run.one_device import (
     END_OF_DOCUMENT,
     PROMPTS,
@@ -251,7 +251,7 @@ def _run(
         for number in range(2)
     )
     assert len(told) == 2, "there are two runs"
-    exported = ExportedRun(
+    exported = RunExports(
         plan=first, exports=exports, folder=place, texts=texts, right=right.result()
     )
     return WholeRun(
