@@ -70,7 +70,10 @@ def evidence_of(
         kinds = {
             ("parameters", INITIAL): right.initial,
             ("gradients", 0): {n: g * scale for n, g in right.steps[0].gradients.items()},
-            ("parameters", 0): right.steps[0].after | _updated(values.get((rank, "gradients"), {})),
+            ("parameters", 0): {
+                **right.steps[0].after,
+                **_updated(values.get((rank, "gradients"), {})),
+            },
         }
         told = {("gradients", 0): "gradients", ("parameters", 0): "parameters"}
         told[("parameters", INITIAL)] = "initial"
