@@ -65,7 +65,7 @@ class RankRehearsal:
     entries: tuple[Entry, ...]
     """What it gave its communicators, and its waits, from the start to the end of the run."""
     misuses: tuple[Misuse, ...]
-    """Where it touched memory in flight."""
+    """Where it touched memory in flight, or took data for other data."""
     held: Mapping[str, int]
     """Bytes that live between steps, by term."""
     peak_bytes: int
@@ -145,7 +145,8 @@ def rehearse_rank(
             plan, _TaskRecorder(rank, events, shapes), META, RehearsedCompletion(shapes)
         )
         _name_state(memory, engine)
-        with _terms(shapes, engine, step_log):
+        shapes.data.follow(engine.model.buckets)
+        with shapes.data.following(engine.model.executor), _terms(shapes, engine, step_log):
             for step in range(num_steps(plan)):
                 memory.forget_peak()
                 held = memory.now()
