@@ -399,12 +399,12 @@ def _unequal_parts(name: str, calls: Mapping[RankClass, Sequence[_Call]]) -> Ite
             parts.setdefault((part.sender, part.receiver), {})[part.is_sent] = part
         for (sender, receiver), ends in parts.items():
             sent, received = ends.get(True), ends.get(False)
-            known = sent and received and sent.data and received.data
-            same_size = sent and received and sent.num_bytes == received.num_bytes
-            if same_size and (
-                not known or (sent.data, sent.offset) == (received.data, received.offset)
-            ):
-                continue
+            same_size = False
+            if sent is not None and received is not None:
+                same_size = sent.num_bytes == received.num_bytes
+                same_place = (sent.data, sent.offset) == (received.data, received.offset)
+                if same_size and (same_place or not sent.data or not received.data):
+                    continue
             yield OrderFault(
                 rule=OTHER_DATA if same_size else MISMATCH,
                 text=f"call {number} on {name}, {members[0].issue.name}: rank {sender} sends "
