@@ -27,6 +27,7 @@ from echelon.config.generation import Request, Sampling, generation_plan
 from echelon.config.job import CheckpointSettings, DataSettings, Job, TrainSettings
 from echelon.core.event import EventList, EventSink
 from echelon.core.parameters import router_bias_name, router_biases
+from echelon.core.piece_sizes import PROOF_PIECES
 from echelon.core.plan import Plan
 from echelon.core.serialize import to_json
 from echelon.launch.context import RankContext
@@ -52,6 +53,11 @@ _SHARD_TOKENS = 100
 _GREEDY = 1e-6
 """A temperature at which the likeliest token is drawn."""
 _TOLD = ("loss", "tokens", "grad_norm", "learning_rate", "loss_scale", "skipped")
+
+
+def _in_small_pieces(context: RankContext) -> RankContext:
+    """Return the place of a rank on which every loop over pieces runs several times."""
+    return replace(context, pieces=PROOF_PIECES)
 
 
 class WholeRunObserver:
@@ -111,7 +117,7 @@ def train(context: RankContext, argument: Mapping[str, Any]) -> None:
     `argument` also holds `folder`, `num_steps`, `validation_fraction` and `validation_batches`.
     """
     first, second = (_job(Plan.from_json(text), argument) for text in argument["plans"])
-    folder = Path(argument["folder"])
+    folder, context = Path(argument["folder"]), _in_small_pieces(context)
     _run(context, folder, 0, first, resume=None)
     middle = checkpoint_path(folder / "run-0" / "checkpoints", argument["saved_after"])
     _run(context, folder, 1, second, resume=str(middle))
@@ -148,7 +154,8 @@ def read_back(context: RankContext, argument: Mapping[str, Any]) -> None:
             end=end,
             separator=separator,
         )
-        said["over a cache"] = list(map(list, generate_rank(context, to_json(task)).written))
+        writing = generate_rank(_in_small_pieces(context), to_json(task))
+        said["over a cache"] = list(map(list, writing.written))
     (folder / "written.json").write_text(json.dumps(said), encoding="utf-8")
 
 
@@ -248,6 +255,7 @@ def load_decoder(plan: Plan, checkpoint: Path, tokenizer_hash: str) -> Decoder:
             },
             identity=RunIdentity.from_plan(plan, tokenizer_hash),
             exchange=SingleRankCommunicator(),
+            pieces=PROOF_PIECES,
         )
     routing = decoder.operations.routing
     routing.balance = replace(plan.mathematics.balance, capacity_factor=None)

@@ -35,7 +35,7 @@ PROVE_INITIAL_WEIGHTS = Rule(
     the ranks must hold the very bits that one device holds.
     """,
     bad="torch.manual_seed(seed + rank); nn.init.normal_(local_weight)",
-    fixed="initial_values(shape, spec, seed, offset=offset, size=size)",
+    fixed="initial_values(shape, spec, seed, offset=offset, into=part)",
 )
 
 PROVE_NOTHING_DROPPED = Rule(
