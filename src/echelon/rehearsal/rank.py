@@ -80,6 +80,10 @@ class RankRehearsal:
     """Kernels, bytes and FLOPs by the kind of action; "" is what is outside of all."""
     sent: Mapping[str, int]
     """Bytes sent in a step, by axis."""
+    far_sent: Mapping[str, int]
+    """Bytes of them that went to ranks on other nodes, by axis."""
+    in_flight: Mapping[int | None, int]
+    """The most microbatches that the executor held for their backward, by stage; None: of all."""
     events: tuple[Event, ...]
     """What a step recorded."""
     reads: Mapping[tuple[str, str], int]
@@ -141,16 +145,17 @@ def rehearse_rank(
     log = shapes.log
     memory = shapes.memory
     with shapes:
-        engine = make_engine(
-            plan, _TaskRecorder(rank, events, shapes), META, RehearsedCompletion(shapes)
-        )
+        recorder = _TaskRecorder(rank, events, shapes)
+        engine = make_engine(plan, recorder, META, RehearsedCompletion(shapes))
         _name_state(memory, engine)
-        with _terms(shapes, engine, step_log):
+        observer = _Observer(memory, step_log)
+        with _terms(shapes, engine, observer):
             for step in range(num_steps(plan)):
                 memory.forget_peak()
                 held = memory.now()
                 shapes.work.by_task.clear()
                 events.events.clear()
+                recorder.far_bytes.clear()
                 before = len(log.entries)
                 if step_log is not None:
                     step_log.step_began(held)
@@ -158,7 +163,7 @@ def rehearse_rank(
                 shapes.flight.step_ended()
             # An exchange of matrices may have nothing from this rank.
             sent = {axis: size for axis, size in events.bytes_by_axis().items() if size}
-            recorded = tuple(events.events)
+            recorded, far_sent = tuple(events.events), dict(recorder.far_bytes)
             engine.parts.settle()
         found = RankRehearsal(
             rank=rank,
@@ -171,6 +176,8 @@ def rehearse_rank(
             points=tuple(memory.points),
             work=dict(shapes.work.by_task),
             sent=sent,
+            far_sent=far_sent,
+            in_flight=observer.in_flight,
             events=recorded,
             reads=_reads(log.entries[before:]),
         )
@@ -255,7 +262,7 @@ def _name_state(memory: MemoryMeter, engine: TrainEngine) -> None:
 
 
 @contextmanager
-def _terms(shapes: ShapesOnly, engine: TrainEngine, step_log: StepLog | None) -> Iterator[None]:
+def _terms(shapes: ShapesOnly, engine: TrainEngine, observer: _Observer) -> Iterator[None]:
     """Count what is made in a step as what it is for."""
     memory, model = shapes.memory, engine.model
     names: list[tuple[Any, tuple[str, ...], str]] = [
@@ -270,7 +277,7 @@ def _terms(shapes: ShapesOnly, engine: TrainEngine, step_log: StepLog | None) ->
     for owner, methods, term in names:
         for name in methods:
             setattr(owner, name, _within(memory, term, getattr(owner, name)))
-    model.executor.observer = _Observer(memory, step_log)
+    model.executor.observer = observer
     try:
         yield
     finally:
@@ -293,6 +300,7 @@ class _Observer:
 
     def __init__(self, memory: MemoryMeter, step_log: StepLog | None) -> None:
         self._memory, self._step_log = memory, step_log
+        self.in_flight = Counter[int | None]()
 
     def action_began(self, action: Action, state: StepState) -> None:
         """Count what came as a message as the input that it is now."""
@@ -306,6 +314,9 @@ class _Observer:
         self._memory.is_for(MESSAGES, [*leaving, *state.handed_over.values()])
         self._memory.is_for(ACTIVATIONS, _tensors(state.inputs.values()))
         self._memory.action_ended(str(action))
+        held = Counter[int | None](stage for stage, _ in {*state.outputs, *state.weights})
+        held[None] = held.total()
+        self.in_flight |= held
         if self._step_log is not None:
             self._step_log.items.append(ActionEnded())
 

@@ -218,3 +218,15 @@ REHEARSE_CLASS = Rule(
     bad="if rank == 5: group.all_reduce(x, name='x')",
     fixed="group.all_reduce(x, name='x')",
 )
+
+REHEARSE_NUMBER = Rule(
+    id="rehearse-number",
+    why="""
+    A plan prints the bytes that each rank sends, holds and has at its peak, and the actions,
+    messages and microbatches of its schedule. The rehearsed rank counts the same numbers while the
+    engine runs. All but the peak must be equal; a peak may be off by a twentieth. Another number
+    means that the formula or the engine is wrong.
+    """,
+    bad="the plan: 4,096 bytes sent over dp to other nodes; the rank: 2,048",
+    fixed="the plan: 2,048 bytes sent over dp to other nodes; the rank: 2,048",
+)

@@ -137,7 +137,7 @@ def _explain(evidence: JudgedEvidence, rule: str, failure: Check) -> ProofFindin
     """Name a failure of `rule`, and the wrong tensor or number."""
     subject = failure.subject
     if rule in _PREDICTION_AXES:
-        over = subject.rpartition(" over ")[2] if " over " in subject else ""
+        over = subject.rpartition(" over ")[2].partition(" ")[0] if " over " in subject else ""
         axis = over or _PREDICTION_AXES[rule]
         return ProofFinding("not as planned", failure.detail, axis, tensor=subject)
     rough = evidence.tolerance.own_precision and rule not in _EXACT_RULES
