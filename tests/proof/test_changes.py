@@ -11,7 +11,6 @@ import pytest
 from echelon.core.errors import ConfigError
 from echelon.core.model_shape import Experts
 from echelon.core.plan import Plan, Precision
-from echelon.core.rulebook.prove import PROVE_REPAIRS_NOTHING
 from echelon.proof.changes import changes, relations, require_nothing_mended
 from echelon.proof.run import prove
 from echelon.proof.shrink import shrink
@@ -90,7 +89,7 @@ def test_what_does_not_fit_is_refused_and_not_mended(name: str) -> None:
     assert not {one.name: one.holds for one in relations(plan)}[name]
     with pytest.raises(ConfigError) as raised:
         prove(plan, run_ranks=no_ranks)
-    assert set(raised.value.rules) == {PROVE_REPAIRS_NOTHING.id}
+    assert set(raised.value.rules) == {"prove-repairs-nothing"}
     assert any(problem.message.startswith(f"{name}: ") for problem in raised.value.problems)
 
 
