@@ -280,7 +280,7 @@ NO_PIECES = {
     "inference/operations.py": {"_WEIGHT_FIRST_ROWS"},  # where another product is faster
     "training/checkpoint/shard_file.py": {"_LEAST_BYTES"},  # where other memory is taken
     "training/diagnosis.py": {"_TEXT_BYTES"},  # of a message
-    "training/whole_run.py": {"_SHARD_TOKENS"},  # of a proof
+    "training/whole_run.py": {"_FILE_BYTES", "_SHARD_TOKENS"},  # of a proof
     "training/weights/writers/distributed.py": {"FILE_BYTES"},  # when more files are written
     "training/weights/writers/shares.py": {"SLACK_BYTES"},  # memory that threads may take
     # GPU kernels are compiled for the size of a tile: their own tests have several tiles.

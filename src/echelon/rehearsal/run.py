@@ -50,7 +50,7 @@ from echelon.layout.muon import muon_exchange
 from echelon.layout.stage import expert_index_of, pp_rank_of
 from echelon.parallel.expert.token_dispatcher import ROWS_OF_EXPERTS
 from echelon.rehearsal.memory import MISSING_WAIT, NEVER_AWAITED, RELEASED_IN_FLIGHT
-from echelon.rehearsal.numbers import PlanNumber, plan_numbers
+from echelon.rehearsal.numbers import PlanNumber, plan_numbers, with_sums_of_nccl
 from echelon.rehearsal.order import (
     DEADLOCK,
     MISMATCH,
@@ -276,12 +276,6 @@ _Found = tuple[Rule, str]
 def on_nccl(plan: Plan) -> Plan:
     """Return a plan as it is on GPUs: one for a CPU adds up its sums itself, and offloads apart."""
     return replace(plan, cluster=replace(plan.cluster, backend="nccl"))
-
-
-def with_sums_of_nccl(plan: Plan) -> Plan:
-    """Return a plan that sums by its backend: what arrives for sums of messages has no memory."""
-    collectives = replace(plan.layout.collectives, algorithm=BACKEND)
-    return replace(plan, layout=replace(plan.layout, collectives=collectives))
 
 
 def rehearse(

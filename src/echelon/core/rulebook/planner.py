@@ -127,6 +127,17 @@ PREDICTION_IN_RANGE = Rule(
 )
 
 
+PLAN_NUMBERS_AGREE = Rule(
+    id="plan-numbers-agree",
+    why="""
+    A plan prints sums with their terms, rates with their seconds and devices, prices with both, and
+    the same numbers on its page. Each follows from the others, so `echelon plan` computes it anew
+    before it prints it. A number that differs is a fault of Echelon: please report it.
+    """,
+    bad="held_bytes 66,203,242, and terms that add up to 66,170,474",
+    fixed="held_bytes 66,203,242, and terms that add up to 66,203,242",
+)
+
 REHEARSE_AREA = Area("rehearse")
 """A rehearsal: what NCCL asks of the order of the ranks' calls, and of their memory."""
 
