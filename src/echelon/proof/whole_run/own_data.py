@@ -39,7 +39,7 @@ DELIVER = "echelon.training.delivered:deliver"
 """The function of the trainer that a rank calls."""
 MAX_BYTES = 2**20
 """Bytes of text that are read of each source."""
-_STEPS_OF_A_PHASE = 2
+_PHASE_STEPS = 2  # steps of each phase of a mixture
 _SEARCHED = 4 * MAX_BYTES
 """Tokens of a part in which the tokens of a wrong row are looked for."""
 _LEAST_HELD_OUT = 0.01  # of a source: a run may hold out less than a megabyte has
@@ -99,7 +99,7 @@ def why_not_here(data: DataSettings) -> str:
 def excerpted(data: DataSettings) -> DataSettings:
     """The settings with phases of two steps each, and a held-out part of at least 1%."""
     ends = [phase.until_step for phase in phases_of(data.mixture)] if data.mixture else []
-    early = {end: _STEPS_OF_A_PHASE * place for place, end in enumerate(ends, 1) if end is not None}
+    early = {end: _PHASE_STEPS * place for place, end in enumerate(ends, 1) if end is not None}
     mixture = tuple(
         part if part.until_step is None else replace(part, until_step=early[part.until_step])
         for part in data.mixture
