@@ -12,7 +12,7 @@ import pytest
 
 from echelon.cli.main import main
 from echelon.core.event import EventList
-from echelon.cost.bytes import all_reduce, sent
+from echelon.cost.bytes import all_reduce, context_sent, expert_sent, sent
 from echelon.cost.peak import rank_peak
 from echelon.cost.peak.buckets import GradientSums, WholeUnits
 from echelon.rehearsal import numbers
@@ -24,6 +24,7 @@ from tests.rehearsal.test_run import plan_of
 TWO_NODES = f"cluster.file={Path(__file__).parents[2] / 'examples' / 'two-nodes.toml'}"
 NODES = (TWO_NODES, "mesh.dp_shard=4", "zero.stage=3")
 HYBRID = (TWO_NODES, "mesh.dp_shard=2", "mesh.dp_replicate=2", "zero.stage=2")
+EXPERTS = ("model.experts.num_experts=4", "model.experts.top_k=2", "model.experts.ffn=96")
 PIPE = ("mesh.pp=2", "model.layers=4", "pipeline.schedule=zb-h1", "batch.global_sequences=8")
 ACROSS = (*PIPE, TWO_NODES, "mesh.dp_replicate=2")
 
@@ -62,6 +63,14 @@ def _all_messages_near(patch: pytest.MonkeyPatch) -> None:
         "pipeline_bytes",
         lambda *given: tuple(replace(term, far=0) for term in right(*given)),
     )
+
+
+def _keys_stay_near(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(context_sent, "num_elsewhere", lambda *_: 0)
+
+
+def _tokens_stay_near(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(expert_sent, "num_elsewhere", lambda *_: 0)
 
 
 def _message_too_many(patch: pytest.MonkeyPatch) -> None:
@@ -179,6 +188,16 @@ MISTAKES: dict[str, tuple[tuple[str, ...], Plant, str]] = {
     "tiers of sums are swapped": (HYBRID, _swapped_sums, "sent over dp_replicate to other nodes"),
     "rows of a step leave the node": (NODES, _all_pairs_far, "sent over world to other nodes"),
     "messages stay in the node": (ACROSS, _all_messages_near, "sent over pp to other nodes"),
+    "keys stay in the node": (
+        (TWO_NODES, "mesh.cp=4", "model.layers=1"),
+        _keys_stay_near,
+        "sent over cp to other nodes",
+    ),
+    "tokens stay in the node": (
+        (TWO_NODES, "mesh.dp_shard=4", "mesh.ep=4", "model.layers=1", *EXPERTS),
+        _tokens_stay_near,
+        "sent over ep to other nodes",
+    ),
     "a message too many": (PIPE, _message_too_many, "sent over pp"),
     "a sum is sent twice": (
         ("mesh.dp_shard=2", "zero.stage=1"),
