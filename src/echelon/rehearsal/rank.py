@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +39,7 @@ from echelon.rehearsal.memory import (
     Misuse,
 )
 from echelon.rehearsal.order import Entry, HostRead, RankLog
+from echelon.rehearsal.replay import MicrobatchReplay, NotAlike, RecordedMemory, RecordedWork
 from echelon.rehearsal.shapes import META, KnownResults, ShapesOnly
 from echelon.rehearsal.traces import (
     ActionBegan,
@@ -112,17 +113,6 @@ def planned_bytes(plan: Plan, rank: int) -> dict[str, int]:
     return found
 
 
-def rehearse_ranks(
-    plan: Plan, ranks: Sequence[int], traces: TraceFolder | None = None
-) -> list[RankRehearsal]:
-    """Return what ranks of `plan` do, one after the other: results of operations are shared.
-
-    A trace of each is written into `traces`.
-    """
-    known = KnownResults()
-    return [rehearse_rank(plan, rank, known=known, traces=traces) for rank in ranks]
-
-
 def rehearse_rank(
     plan: Plan,
     rank: int,
@@ -135,8 +125,24 @@ def rehearse_rank(
 
     Sequences are of one document each, or of those that start at the positions `documents`.
     """
-    traced = traces is not None and rank not in traces.left_out
-    step_log, events = StepLog() if traced else None, EventList()
+    if traces is not None and rank not in traces.left_out:
+        return _rehearse(plan, rank, documents, known, traces, replays=False)
+    with suppress(NotAlike):
+        return _rehearse(plan, rank, documents, known, None, replays=True)
+    return _rehearse(plan, rank, documents, known, None, replays=False)
+
+
+def _rehearse(
+    plan: Plan,
+    rank: int,
+    documents: tuple[int, ...] | None,
+    known: KnownResults | None,
+    traces: TraceFolder | None,
+    *,
+    replays: bool,
+) -> RankRehearsal:
+    """Build and step a rank; raise NotAlike if `replays` and its microbatches are not alike."""
+    step_log, events = None if traces is None else StepLog(), EventList()
     shapes = _shapes(rank, known, step_log)
     log = shapes.log
     memory = shapes.memory
@@ -145,8 +151,12 @@ def rehearse_rank(
             plan, _TaskRecorder(rank, events, shapes), META, RehearsedCompletion(shapes)
         )
         _name_state(memory, engine)
-        with _terms(shapes, engine, step_log):
+        alike = _actions_to_replay(engine) if replays else ()
+        model = engine.model
+        replay = MicrobatchReplay(shapes, events, model.executor, model.balancer, alike)
+        with _terms(shapes, engine, step_log), replay.installed():
             for step in range(num_steps(plan)):
+                replay.step_began()
                 memory.forget_peak()
                 held = memory.now()
                 shapes.work.by_task.clear()
@@ -180,10 +190,21 @@ def rehearse_rank(
     return found
 
 
+def _actions_to_replay(engine: TrainEngine) -> Sequence[Action]:
+    """Actions of a rank in a step, where all of its microbatches are alike.
+
+    Empty where parameters are gathered, or gradients are summed, for each of them.
+    """
+    apart = any(bucket.plan.sliced or bucket.adds_slices for bucket in engine.model.buckets)
+    if apart or not engine.computes:
+        return ()
+    return engine.schedule.actions[engine.model.executor.pp_rank]
+
+
 def _shapes(rank: int, known: KnownResults | None, step_log: StepLog | None) -> ShapesOnly:
     """Return where a rank runs; what it does there is also written into `step_log`."""
     if step_log is None:
-        return ShapesOnly(RankLog(rank), known)
+        return ShapesOnly(RankLog(rank), known, memory=RecordedMemory(), work=RecordedWork())
     return ShapesOnly(
         SteppedLog(rank, step_log),
         known,
