@@ -24,7 +24,15 @@ from echelon.proof.verdict import SubjectProof
 from tests.examples.changes import Change, random_change
 from tests.examples.programs import RIGHT, ROOT, proof_of_file
 
-TORCH = ("ddp", "fsdp1", "fsdp2", "dtensor_tp_sp", "pipeline_1f1b", "pipeline_interleaved")
+TORCH = (
+    "ddp",
+    "fsdp1",
+    "fsdp2",
+    "dtensor_tp_sp",
+    "pipeline_1f1b",
+    "pipeline_interleaved",
+    "zero1_by_hand",
+)
 FRAMEWORKS = (
     "accelerate_ddp",
     "deepspeed_zero",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,15 @@ import pytest
 from echelon.launch.local.supervisor import RankPool
 from tests.examples.programs import RIGHT, proof_of_file
 
-TORCH = ("ddp", "fsdp1", "fsdp2", "dtensor_tp_sp", "pipeline_1f1b", "pipeline_interleaved")
+TORCH = (
+    "ddp",
+    "fsdp1",
+    "fsdp2",
+    "dtensor_tp_sp",
+    "pipeline_1f1b",
+    "pipeline_interleaved",
+    "zero1_by_hand",
+)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +126,30 @@ PLANTED = {
         "AdamW(parameters, lr=3e-3)",
         ("prove-clipped-update", "0.weight", "number", ""),
     ),
+    "zero 1: no replica hears of the others' gradients": (
+        "zero1_by_hand",
+        "        dist.all_reduce(flat)\n",
+        "",
+        ("prove-gradients", "5.weight", "missing sum", "dp"),
+    ),
+    "zero 1: each rank clips by its slice": (
+        "zero1_by_hand",
+        "        dist.all_reduce(square)\n",
+        "",
+        ("prove-gradient-norm", "gradient norm", "partial norm", "dp"),
+    ),
+    "zero 1: another learning rate": (
+        "zero1_by_hand",
+        "AdamW([self.slice], lr=lr)",
+        "AdamW([self.slice], lr=3 * lr)",
+        ("prove-clipped-update", "5.weight", "number", ""),
+    ),
+    "zero 1: another learning rate, and an optimizer of slices alone": (
+        "zero1_by_hand",
+        "self.inner = torch.optim.AdamW([self.slice], lr=lr)",
+        "self.inner = self.optimizer = torch.optim.AdamW([self.slice], lr=3 * lr)",
+        ("prove-clipped-update", "0.weight", "number", ""),
+    ),
 }
 """For each planted bug: the program, a line, what stands there now, and what must be told."""
 
@@ -127,6 +160,7 @@ def test_a_planted_line_is_named(bug: str, rank_pool: RankPool, tmp_path: Path) 
     name, old, new, wanted = PLANTED[bug]
     text = (RIGHT / f"{name}.py").read_text(encoding="utf-8")
     assert text.count(old) == 1
+    shutil.copy(RIGHT / "ddp.py", tmp_path)  # some are made of it
     file = tmp_path / f"{name}.py"
     file.write_text(text.replace(old, new), encoding="utf-8")
     told = proof_of_file(rank_pool, file).diagnosis

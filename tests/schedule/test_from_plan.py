@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from echelon.core.plan import Plan
 from echelon.schedule.action import ActionKind
 from echelon.schedule.build import build_schedule
 from echelon.schedule.from_plan import (
-    num_messages_from_plan,
+    messages_from_plan,
     num_microbatches_on_stage,
     placement,
     schedule_from_plan,
@@ -43,7 +45,8 @@ def test_a_plan_that_names_a_schedule_has_what_its_builder_builds(name: str, vir
     assert where.actions == ()
     assert (where.stage_ranks, where.mirrored) == (built.stage_ranks, built.mirrored)
     for rank in range(2):
-        assert num_messages_from_plan(plan, rank) == counted(plan, rank)
+        sent = messages_from_plan(plan, rank)
+        assert tuple(map(Counter.total, sent)) == counted(plan, rank)
         for stage in where.stages_of(rank):
             own = [one for one in built.actions[rank] if one.stage == stage]
             forward = sum(one.kind is ActionKind.F for one in own)
@@ -53,11 +56,11 @@ def test_a_plan_that_names_a_schedule_has_what_its_builder_builds(name: str, vir
 def test_what_the_ranks_of_1f1b_send() -> None:
     plan = pipeline_plan("1f1b", 4)
     m = plan.num_microbatches
-    assert [num_messages_from_plan(plan, rank) for rank in range(4)] == [
-        (m, 0),
-        (m, m),
-        (m, m),
-        (0, m),
+    assert [messages_from_plan(plan, rank) for rank in range(4)] == [
+        ({1: m}, {}),
+        ({2: m}, {0: m}),
+        ({3: m}, {1: m}),
+        ({}, {2: m}),
     ]
 
 

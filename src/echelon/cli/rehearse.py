@@ -26,7 +26,12 @@ from echelon.cli.other_tools import AnyRun
 from echelon.cli.output import note, page_columns, print_result, working
 from echelon.config.files.new_file import write_new
 from echelon.core.units import binary_bytes, decimal_bytes
-from echelon.page.documents.rehearsal import rehearsal_page, roofline_sections, work_section
+from echelon.page.documents.rehearsal import (
+    number_sections,
+    rehearsal_page,
+    roofline_sections,
+    work_section,
+)
 from echelon.planner.view.text_layout import fit_page, section_text, table
 
 if TYPE_CHECKING:
@@ -132,6 +137,7 @@ def _parts(found: Rehearsal, columns: int) -> Iterator[str]:
     )
     yield _memory(found, columns)
     values = found.to_json()
+    yield from (section_text(one, columns=columns) for one in number_sections(values))
     fullest = next(one for one in values["ranks"] if one["rank"] == found.fullest.rank)
     yield section_text(work_section(fullest), columns=columns)
     yield f"What moves most bytes on it:\n\n{_kernels(found.fullest, columns)}"

@@ -158,6 +158,7 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
     those of this rank's island, but `islands` and `everyone`.
     """
     completion = completion or Completion()
+    recorder.devices_per_node = plan.cluster.devices_per_node
     maker = GroupMaker(plan, recorder, completion)
     everyone = islands = None
     if plan.mathematics.local_sgd.is_elastic:

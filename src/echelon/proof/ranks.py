@@ -38,7 +38,7 @@ from echelon.proof.subject import (
 )
 from echelon.proof.sum_bounds import SumNote, SumNotes, notes_as_json, notes_from_json
 
-_OPTIONAL = ("bytes_sent", "actions", "skipped", "loss_scale", "bytes_held")
+_OPTIONAL = ("bytes_sent", "bytes_far", "actions", "skipped", "loss_scale", "bytes_held")
 """What a report may leave out, beside its routing."""
 
 

@@ -166,6 +166,8 @@ class StepRecord:
     """Blocks that this rank ran forward, each named once."""
     bytes_sent: Mapping[str, int] | None = None
     """Bytes sent in this step, by axis."""
+    bytes_far: Mapping[str, int] | None = None
+    """Bytes of them that went to ranks on other nodes, by axis."""
     actions: Sequence[str] | None = None
     """The pipeline actions that it ran, in order, such as `F0.3`."""
     skipped: bool | None = None

@@ -4,6 +4,7 @@
 Files import only files below them in this list.
 
 run       a whole plan: ranks of which classes, in which processes; what it has found
+numbers   printed numbers of a plan, compared with a rehearsed rank
 roofline  seconds of the counted work, and what binds a step
 rank      one rank: the engine that trains, built and stepped
 replay    its microbatches: those that are walked, and those that are like them

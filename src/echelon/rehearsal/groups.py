@@ -25,6 +25,7 @@ from echelon.parallel.offload import OffloadPlace, OffloadStore
 from echelon.parallel.offload.host_memory import CopyStreams
 from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.tensor_memory import BufferPool
+from echelon.parallel.transport.algorithms import gather_steps_of, scatter_steps_of
 from echelon.parallel.transport.collectives import (
     Communicator,
     Group,
@@ -150,7 +151,8 @@ class RehearsedGroup(Group):
         largest = all_reduce_bytes(tensor.nbytes, self.size)
         sent = largest if op == "max" else self._sum_bytes(tensor)
         used = _Use((), (tensor,), tensor)
-        return self._issue("all_reduce", name, used, sent, async_op=async_op)
+        far = self._far_of_sum(tensor, op)
+        return self._issue("all_reduce", name, used, sent, far, async_op=async_op)
 
     def all_gather(
         self, whole: torch.Tensor, shard: torch.Tensor, *, name: str, async_op: bool = False
@@ -158,7 +160,8 @@ class RehearsedGroup(Group):
         """Write down that `whole` is filled with the pieces of all ranks."""
         sent = all_gather_bytes(shard.nbytes, self.size)
         used = _Use((shard,), (whole,), whole)
-        return self._issue("all_gather", name, used, sent, async_op=async_op)
+        far = self._far_of_slices(gather_steps_of, whole, shard.nbytes)
+        return self._issue("all_gather", name, used, sent, far, async_op=async_op)
 
     def reduce_scatter(
         self, shard: torch.Tensor, whole: torch.Tensor, *, name: str, async_op: bool = False
@@ -166,7 +169,8 @@ class RehearsedGroup(Group):
         """Write down that `shard` is filled with a part of a sum."""
         sent = reduce_scatter_bytes(shard.nbytes, self.size)
         used = _Use((whole,), (shard,), whole)
-        return self._issue("reduce_scatter", name, used, sent, async_op=async_op)
+        far = self._far_of_slices(scatter_steps_of, whole, shard.nbytes)
+        return self._issue("reduce_scatter", name, used, sent, far, async_op=async_op)
 
     def all_gather_product(
         self, x_nI: torch.Tensor, weight_IO: torch.Tensor, *, name: str, keeps: bool
@@ -200,7 +204,8 @@ class RehearsedGroup(Group):
         """Write down an exchange of equal parts."""
         num_bytes = all_to_all_bytes(sent.nbytes, self.size)
         used = _Use((sent,), (received,), sent)
-        return self._issue("all_to_all", name, used, num_bytes, async_op=async_op)
+        far = self._far_of_pieces(sent.nbytes // self.size)
+        return self._issue("all_to_all", name, used, num_bytes, far, async_op=async_op)
 
     def exchange(
         self, sends: Mapping[int, torch.Tensor], receives: Mapping[int, torch.Tensor], *, name: str
@@ -208,7 +213,8 @@ class RehearsedGroup(Group):
         """Write down an exchange of tensors of any sizes."""
         num_bytes = sum(tensor.nbytes for tensor in sends.values())
         used = _Use(tuple(sends.values()), tuple(receives.values()), None)
-        return self._issue("exchange", name, used, num_bytes, async_op=True)
+        far = self._far_of_exchange(sends)
+        return self._issue("exchange", name, used, num_bytes, far, async_op=True)
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Return what this rank gave, once for every member."""
@@ -230,7 +236,8 @@ class RehearsedGroup(Group):
 
     def send(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
         """Write down a message to member `index`."""
-        record = self._event(SEND, name, tensor.nbytes, self.recorder.now(), microbatch=tag)
+        far, now = self._far_of_exchange({index: tensor}), self.recorder.now()
+        record = self._event(SEND, name, tensor.nbytes, now, far, microbatch=tag)
         return self._message(SEND, tensor, index, name, record)
 
     def receive(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
@@ -265,8 +272,10 @@ class RehearsedGroup(Group):
         self._shapes.flight.begin(number, name, reads, writes)
         return _Logged(self._shapes, number, record)
 
-    def _issue(self, kind: str, name: str, used: _Use, sent: int, *, async_op: bool) -> Pending:
-        """Write down an operation on what it uses."""
+    def _issue(
+        self, kind: str, name: str, used: _Use, sent: int, far: int, *, async_op: bool
+    ) -> Pending:
+        """Write down an operation on what it uses; `far` of the `sent` bytes leave the node."""
         require_contiguous(name, *used.reads, *used.writes)
         log, whole = self._logged.log, used.whole
         number = log.issue(
@@ -282,7 +291,7 @@ class RehearsedGroup(Group):
             )
         )
         told = "all_to_all" if kind == "exchange" else kind
-        record = self._event(told, name, sent, self.recorder.now())
+        record = self._event(told, name, sent, self.recorder.now(), far)
         self._shapes.flight.begin(number, name, used.reads, used.writes)
         pending = _Logged(self._shapes, number, record)
         if not async_op:

@@ -36,6 +36,7 @@ from echelon.parallel.offload.store import ImmediateFetch, MemoryOffloadStore
 from echelon.parallel.tensor_memory import BufferPool
 
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
+STATE_TERMS = (PARAMETERS, GRADIENTS, OPTIMIZER)
 GATHERED, BUFFERS = "gathered", "buffers"
 ACTIVATIONS, MESSAGES = "activations", "messages"
 HOST = "host"

@@ -81,6 +81,10 @@ class RankRehearsal:
     """Kernels, bytes and FLOPs by the kind of action; "" is what is outside of all."""
     sent: Mapping[str, int]
     """Bytes sent in a step, by axis."""
+    far_sent: Mapping[str, int]
+    """Bytes of them that went to ranks on other nodes, by axis."""
+    in_flight: Mapping[int | None, int]
+    """The most microbatches that the executor held for their backward, by stage; None: of all."""
     events: tuple[Event, ...]
     """What a step recorded."""
     reads: Mapping[tuple[str, str], int]
@@ -147,20 +151,21 @@ def _rehearse(
     log = shapes.log
     memory = shapes.memory
     with shapes:
-        engine = make_engine(
-            plan, _TaskRecorder(rank, events, shapes), META, RehearsedCompletion(shapes)
-        )
+        recorder = _TaskRecorder(rank, events, shapes)
+        engine = make_engine(plan, recorder, META, RehearsedCompletion(shapes))
         _name_state(memory, engine)
         alike = _actions_to_replay(engine) if replays else ()
         model = engine.model
         replay = MicrobatchReplay(shapes, events, model.executor, model.balancer, alike)
-        with _terms(shapes, engine, step_log), replay.installed():
+        observer = _Observer(memory, step_log)
+        with _terms(shapes, engine, observer), replay.installed():
             for step in range(num_steps(plan)):
                 replay.step_began()
                 memory.forget_peak()
                 held = memory.now()
                 shapes.work.by_task.clear()
                 events.events.clear()
+                recorder.far_bytes.clear()
                 before = len(log.entries)
                 if step_log is not None:
                     step_log.step_began(held)
@@ -168,7 +173,7 @@ def _rehearse(
                 shapes.flight.step_ended()
             # An exchange of matrices may have nothing from this rank.
             sent = {axis: size for axis, size in events.bytes_by_axis().items() if size}
-            recorded = tuple(events.events)
+            recorded, far_sent = tuple(events.events), dict(recorder.far_bytes)
             engine.parts.settle()
         found = RankRehearsal(
             rank=rank,
@@ -181,6 +186,8 @@ def _rehearse(
             points=tuple(memory.points),
             work=dict(shapes.work.by_task),
             sent=sent,
+            far_sent=far_sent,
+            in_flight=observer.in_flight,
             events=recorded,
             reads=_reads(log.entries[before:]),
         )
@@ -276,7 +283,7 @@ def _name_state(memory: MemoryMeter, engine: TrainEngine) -> None:
 
 
 @contextmanager
-def _terms(shapes: ShapesOnly, engine: TrainEngine, step_log: StepLog | None) -> Iterator[None]:
+def _terms(shapes: ShapesOnly, engine: TrainEngine, observer: _Observer) -> Iterator[None]:
     """Count what is made in a step as what it is for."""
     memory, model = shapes.memory, engine.model
     names: list[tuple[Any, tuple[str, ...], str]] = [
@@ -291,7 +298,7 @@ def _terms(shapes: ShapesOnly, engine: TrainEngine, step_log: StepLog | None) ->
     for owner, methods, term in names:
         for name in methods:
             setattr(owner, name, _within(memory, term, getattr(owner, name)))
-    model.executor.observer = _Observer(memory, step_log)
+    model.executor.observer = observer
     try:
         yield
     finally:
@@ -314,6 +321,7 @@ class _Observer:
 
     def __init__(self, memory: MemoryMeter, step_log: StepLog | None) -> None:
         self._memory, self._step_log = memory, step_log
+        self.in_flight = Counter[int | None]()
 
     def action_began(self, action: Action, state: StepState) -> None:
         """Count what came as a message as the input that it is now."""
@@ -327,6 +335,9 @@ class _Observer:
         self._memory.is_for(MESSAGES, [*leaving, *state.handed_over.values()])
         self._memory.is_for(ACTIVATIONS, _tensors(state.inputs.values()))
         self._memory.action_ended(str(action))
+        held = Counter[int | None](stage for stage, _ in {*state.outputs, *state.weights})
+        held[None] = held.total()
+        self.in_flight |= held
         if self._step_log is not None:
             self._step_log.items.append(ActionEnded())
 

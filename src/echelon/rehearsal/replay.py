@@ -127,6 +127,8 @@ class RecordedPass:
     """Kernels that it launches, and how often."""
     events: Sequence[Event]
     """Events, without times and microbatch."""
+    far_bytes: Mapping[str, int]
+    """Bytes of them that go to ranks on other nodes, by axis."""
     tensors: Mapping[str, tuple[torch.Size, torch.dtype]]
     """Tensors that it makes and that live on, by role."""
     statistics: Sequence[tuple[int, Sequence[str]]]
@@ -391,7 +393,8 @@ class MicrobatchReplay:
         )
         assert action is not None
         log, events = shapes.log.entries, self._events.events
-        num_entries, num_events = len(log), len(events)
+        far_bytes = self._executor.recorder.far_bytes
+        num_entries, num_events, far_before = len(log), len(events), Counter(far_bytes)
         self._walking = True
         with ExitStack() as stack:
             changes, kernels = list[MemoryChange](), Counter[KernelWork]()
@@ -420,6 +423,7 @@ class MicrobatchReplay:
                 entries=microbatch.canonical_entries(log, num_entries, str(action)),
                 kernels=kernels,
                 events=[_without_times(one) for one in events[num_events:]],
+                far_bytes=far_bytes - far_before,
                 tensors={role: (one.shape, one.dtype) for role, one in given.items()},
                 statistics=statistics,
                 keeps=frozenset(keeps),
@@ -470,6 +474,7 @@ class MicrobatchReplay:
         microbatch.write_again(shapes.log.entries, recorded.entries, str(action))
         for event in recorded.events:
             self._events.record(replace(event, microbatch=action.microbatch))
+        self._executor.recorder.far_bytes.update(recorded.far_bytes)
         return tensors.pop(result, None)
 
 

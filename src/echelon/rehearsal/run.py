@@ -51,6 +51,7 @@ from echelon.layout.muon import muon_exchange
 from echelon.layout.stage import expert_index_of, pp_rank_of
 from echelon.parallel.expert.token_dispatcher import ROWS_OF_EXPERTS
 from echelon.rehearsal.memory import MISSING_WAIT, NEVER_AWAITED, RELEASED_IN_FLIGHT
+from echelon.rehearsal.numbers import PlanNumber, plan_numbers, with_sums_of_nccl
 from echelon.rehearsal.order import (
     DEADLOCK,
     MISMATCH,
@@ -180,6 +181,8 @@ class Rehearsal:
     """Bytes that the plan says each of the ranks holds at its peak, by term."""
     sent: Mapping[int, Mapping[str, int]]
     """Bytes that the plan says each of the ranks sends in a step, by axis."""
+    numbers: tuple[PlanNumber, ...]
+    """Numbers of the plan, compared with each of the ranks."""
     seconds: float
     """How long the rehearsal took."""
     roofline: Roofline | None = None
@@ -241,6 +244,7 @@ class Rehearsal:
             "planned_by_term": dict(self.planned[rank.rank]),
             "sent_bytes": dict(rank.sent),
             "planned_sent_bytes": dict(self.sent[rank.rank]),
+            "numbers": [n.to_json() for n in self.numbers if n.rank == rank.rank],
             "host_reads": [
                 {"action": action, "what": what, "count": count}
                 for (action, what), count in rank.reads.items()
@@ -323,7 +327,17 @@ def rehearse(
     PROGRESS.info("checking that the operations of all ranks have one order")
     proof = prove_order(logs, classes.of)
     found |= {(_RULES[fault.rule], fault.text): [] for fault in proof.faults}
-    walk = PeakWalk(plan)
+    walk = PeakWalk(with_sums_of_nccl(plan))
+    peaks = {rehearsal.rank: walk.peak(rehearsal.rank) for rehearsal in ranks}
+    sent = {rank: planned_bytes(plan, rank) for rank in peaks}
+    numbers = tuple(
+        number
+        for rehearsal in ranks
+        for number in plan_numbers(plan, rehearsal, peaks[rehearsal.rank], sent[rehearsal.rank])
+    )
+    for number in numbers:
+        if not number.holds:
+            found.setdefault((rules.REHEARSE_NUMBER, number.text), []).append(number.rank)
     return Rehearsal(
         plan=plan,
         num_microbatches=num_microbatches,
@@ -334,8 +348,9 @@ def rehearse(
             for (rule, text), where in found.items()
         ),
         num_operations=proof.num_operations,
-        planned={one.rank: walk.peak(one.rank).terms for one in ranks},
-        sent={one.rank: planned_bytes(plan, one.rank) for one in ranks},
+        planned={rank: peak.terms for rank, peak in peaks.items()},
+        sent=sent,
+        numbers=numbers,
         seconds=time.perf_counter() - started,
         roofline=None if asked.cluster.backend == "gloo" else roofline_of_plan(asked, plan, ranks),
     )

@@ -109,21 +109,22 @@ def schedule_faults(
 
 def peak_in_flight_per_rank(schedule: Schedule) -> tuple[int, ...]:
     """Return, per rank, the most (stage, microbatch) pairs whose activations it holds at once."""
-    return tuple(_peak(row) for row in schedule.actions)
+    return tuple(peak_in_flight(row) for row in schedule.actions)
 
 
 def peak_in_flight_per_stage(schedule: Schedule) -> tuple[int, ...]:
     """Return, per stage, the most microbatches whose activations a rank holds of it at once."""
     return tuple(
         max(
-            _peak([action for action in schedule.actions[rank] if action.stage == stage])
+            peak_in_flight([action for action in schedule.actions[rank] if action.stage == stage])
             for rank in schedule.owners_of(stage)
         )
         for stage in range(schedule.num_stages)
     )
 
 
-def _peak(actions: Sequence[Action]) -> int:
+def peak_in_flight(actions: Sequence[Action]) -> int:
+    """Return the most (stage, microbatch) pairs whose activations are held in a list of actions."""
     return max(_held(actions), default=0)
 
 

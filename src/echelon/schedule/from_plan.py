@@ -12,6 +12,7 @@ changed in Python: before any rank starts, its rows are proven here as those of 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -53,20 +54,21 @@ def num_microbatches_on_stage(plan: Plan, pp_rank: int, stage: int) -> int:
     return sum(count for _, count in _crossings(stage_placement_from_plan(plan), pp_rank, stage))
 
 
-def num_messages_from_plan(plan: Plan, pp_rank: int) -> tuple[int, int]:
-    """Return how many activations and how many gradients pipeline rank `pp_rank` sends in a step.
+def messages_from_plan(plan: Plan, pp_rank: int) -> tuple[Counter[int], Counter[int]]:
+    """Return the activations and the gradients that a pipeline rank sends in a step, by receiver.
 
-    What goes to a stage on the same rank is no message.
+    Receivers are places of the pipeline. What goes to a stage on the same rank is no message.
     """
     placement = stage_placement_from_plan(plan)
     last = placement.num_stages - 1
-    activations = gradients = 0
+    activations, gradients = Counter[int](), Counter[int]()
     for stage in placement.stages_of(pp_rank):
         for one, count in _crossings(placement, pp_rank, stage):
-            if stage < last and placement.rank_of(stage + 1, one) != pp_rank:
-                activations += count
-            if stage > 0 and placement.rank_of(stage - 1, one) != pp_rank:
-                gradients += count
+            if stage < last:
+                activations[placement.rank_of(stage + 1, one)] += count
+            if stage > 0:
+                gradients[placement.rank_of(stage - 1, one)] += count
+    del activations[pp_rank], gradients[pp_rank]
     return activations, gradients
 
 

@@ -89,6 +89,8 @@ class EngineReport:
     """Blocks that it ran forward."""
     bytes_sent: Mapping[str, int]
     """Bytes sent, by axis."""
+    bytes_far: Mapping[str, int]
+    """Bytes of them sent to ranks on other nodes, by axis."""
     bytes_held: Mapping[str, int]
     """Bytes held after the step, by term."""
     actions: tuple[str, ...]
@@ -142,6 +144,7 @@ class EngineSubject:
             for name, block in stage.layers.items()
         ]
         self.events.events.clear()
+        self.engine.groups.recorder.far_bytes.clear()
         self._routes.start_step()
         if self._activations is not None:
             self._activations.start_step()
@@ -163,6 +166,7 @@ class EngineSubject:
             samples=samples,
             layers=tuple(ran),
             bytes_sent=self.events.bytes_by_axis(),
+            bytes_far=dict(self.engine.groups.recorder.far_bytes),
             bytes_held=held,
             actions=tuple(e.name for e in self.events.events if e.kind in set(ActionKind)),
             routing=self._routes.step_routing(result),

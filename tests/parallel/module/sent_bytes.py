@@ -70,7 +70,7 @@ from echelon.layout.modules import (
     StackedExperts,
 )
 from echelon.layout.stage import part_of
-from echelon.schedule.from_plan import num_messages_from_plan
+from echelon.schedule.from_plan import messages_from_plan
 
 
 def module_bytes(
@@ -292,7 +292,7 @@ def module_pipeline_bytes(
     part = part_of(plan, rank)
     passes = {one.stage: one.microbatches for one in part.stages}
     size = DTYPE_BYTES[plan.mathematics.precision.parameters]
-    activations, gradients = num_messages_from_plan(plan, part.pp_rank)
+    activations, gradients = map(Counter.total, messages_from_plan(plan, part.pp_rank))
     sent = Counter(module_bytes(plan, _as_whole(buckets), rank=rank, passes=1, kept=()))
     degree, zero = shard_degree(plan), plan.layout.zero
     if zero.stage:

@@ -79,7 +79,7 @@ def test_a_wait_is_told_by_its_collective_and_by_the_action_that_needed_a_messag
     events = EventList()
     recorder = Recorder(1, events)
     group = Group("dp", [0, 1], 1, None, recorder)
-    record = group._event("all_reduce", "bucket", 8, recorder.now())
+    record = group._event("all_reduce", "bucket", 8, recorder.now(), 3)
     Pending(SleepingWork(seconds=0.02), record, name="bucket", recorder=recorder).wait()
     Pending(SleepingWork(seconds=0.03), recorder.received, name="message", recorder=recorder).wait()
     with recorder.action("F", 0, 0):
@@ -100,7 +100,7 @@ def test_a_late_device_tells_for_how_long_its_queue_stood_still() -> None:
     events, device = EventList(), LateDevice()
     recorder = Recorder(0, events, clock=cast(CudaClock, device))
     group = Group("dp", [0, 1], 0, None, recorder)
-    record = group._event("all_reduce", "bucket", 8, recorder.now())
+    record = group._event("all_reduce", "bucket", 8, recorder.now(), 3)
     Pending(SleepingWork(seconds=0.0), record, name="bucket", recorder=recorder).wait()
     Pending(SleepingWork(seconds=0.0), recorder.received, name="message", recorder=recorder).wait()
     with recorder.action("F", 0, 0):

@@ -9,6 +9,7 @@ from echelon.proof.claims.claims import judge
 from echelon.proof.evidence.captured import RankReport
 from tests.proof.verify.captures import AFTER, GRADIENT, Values, evidence_of, reference
 
+UPDATE = ["prove-clipped-update", "prove-parameters", "prove-replicas"]
 HALVES = {(rank, "local"): {n: g / 2 for n, g in GRADIENT.items()} for rank in (0, 1)}
 
 
@@ -31,13 +32,13 @@ def test_what_is_right_is_proven_and_what_is_not_told_is_not_judged() -> None:
 @pytest.mark.parametrize(
     ("values", "rules"),
     [
-        ({(1, "gradients"): {"w": GRADIENT["w"] * 1.001}}, ["prove-gradients"]),
+        ({(1, "gradients"): {"w": GRADIENT["w"] * 1.001}}, ["prove-gradients", *UPDATE[1:]]),
         ({(1, "initial"): {"w": GRADIENT["w"]}}, ["prove-initial-weights"]),
         (
             {(1, "parameters"): {"w": AFTER["w"] + 1e-6}},
             ["prove-parameters", "prove-replicas"],
         ),
-        ({(0, "gradients"): {"w": torch.full((4,), torch.nan)}}, ["prove-gradients"]),
+        ({(0, "gradients"): {"w": torch.full((4,), torch.nan)}}, ["prove-gradients", *UPDATE]),
     ],
 )
 def test_a_wrong_value_breaks_its_claim(values: Values, rules: list[str]) -> None:
@@ -49,7 +50,7 @@ def test_sums_before_reduction_are_judged_where_the_reduced_gradient_is_wrong() 
     local = {(rank, "local"): wrong for rank in (0, 1)}
     assert broken(local) == []
     assert broken(local | {(rank, "gradients"): wrong for rank in (0, 1)}) == [
-        *("verify-local-gradients", "prove-gradients"),
+        *("verify-local-gradients", "prove-gradients", *UPDATE[:2]),
     ]
 
 

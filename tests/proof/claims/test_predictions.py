@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from echelon.core.plan import Plan
-from echelon.cost.bytes.sent import bytes_sent_by_axis
+from echelon.cost.bytes.all_reduce import SumGroup
+from echelon.cost.bytes.sent import bytes_sent, bytes_sent_by_axis
 from echelon.launch.context import RankContext
 from echelon.launch.local.supervisor import RankPool
 from echelon.layout.buckets import plan_buckets
@@ -18,6 +20,7 @@ from echelon.proof.verdict import Proof
 from echelon.schedule.build import build_schedule
 from echelon.training.subject import EngineSubject
 from tests.proof.layouts import layout
+from tests.proof.run.collectives import summed
 
 
 def sends_once_more(context: RankContext, plan: Plan) -> EngineSubject:
@@ -115,3 +118,27 @@ def test_what_stage_3_gathers_for_its_forward_is_sent_in_a_skipped_step_too() ->
     kept = [b for b in plan_buckets(plan, rank_part(plan, 0)) if not b.sliced]
     assert [bucket.names for bucket in kept] != []
     assert taken - skipped == sum(bucket.num_elements // 2 * 4 for bucket in kept)
+
+
+def test_bytes_on_the_wrong_tier_are_found(
+    rank_pool: RankPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two nodes has one rank: all bytes leave the node, and the formulas say none."""
+    plan = summed(dp=2, pp=1, each=1, algorithm="backend")
+    assert failed(prove(plan, run_ranks=rank_pool.run, own_precision=False)) == set()
+    tiers = SumGroup.bytes_by_tier
+    monkeypatch.setattr(SumGroup, "bytes_by_tier", lambda self, *size: tiers(self, *size)[::-1])
+    proof = prove(plan, run_ranks=rank_pool.run, own_precision=False)
+    assert failed(proof) == {"prove-bytes-sent"}
+    diagnosis = proof.diagnosis
+    assert diagnosis is not None
+    assert (diagnosis.axis, diagnosis.tensor) == ("dp", "bytes of rank 0 over dp to other nodes")
+
+
+def test_messages_between_stages_on_two_nodes_are_told_apart(rank_pool: RankPool) -> None:
+    """The first and the second stage are on different nodes."""
+    plan = summed(dp=1, pp=2, each=1, algorithm="backend")
+    assert {term.name for term in bytes_sent(plan, 0) if term.axis == "pp"} == {
+        "activations, to other nodes"
+    }
+    assert failed(prove(plan, run_ranks=rank_pool.run, own_precision=False)) == set()

@@ -27,17 +27,23 @@ Values = Mapping[tuple[int, str], Mapping[str, torch.Tensor]]
 """(rank, kind) -> values by name, all of them, or of a rank's half where they are two."""
 
 
+def _updated(gradients: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    """Return the values that wrong gradients make."""
+    return {name: BEFORE[name].double() - 0.1 * g.double() for name, g in gradients.items()}
+
+
 def reference(*, clip: float | None = None) -> Reference:
     norm = sum(float(one.double().square().sum()) for one in GRADIENT.values()) ** 0.5
+    scale = 1.0 if clip is None else min(1.0, clip / (norm + 1e-6))
     step = ReferenceStep(
         step=0,
         loss=2.0,
         grad_norm=norm,
         clip_norm=clip,
-        clip_scale=1.0 if clip is None else min(1.0, clip / (norm + 1e-6)),
+        clip_scale=scale,
         gradients={name: one.double() for name, one in GRADIENT.items()},
         before={name: one.double() for name, one in BEFORE.items()},
-        after=AFTER,
+        after=_updated({name: scale * one for name, one in GRADIENT.items()}),
         state={},
         rates={name: (0.1, 0.0) for name in BEFORE},
     )
@@ -51,7 +57,10 @@ def evidence_of(
     reports: Sequence[RankReport] = (RankReport(), RankReport()),
     mesh: Mapping[str, int] | None = None,
 ) -> CapturedEvidence:
-    """Return evidence of two ranks that hold all of what is right, but for `values`."""
+    """Return evidence of two ranks that hold all of what is right, but for `values`.
+
+    A wrong gradient makes a wrong parameter, unless `values` has that too.
+    """
     named = NamedMesh(mesh or {"dp": 2})
     right = reference(clip=clip)
     captures: list[RankCapture] = []
@@ -61,7 +70,10 @@ def evidence_of(
         kinds = {
             ("parameters", INITIAL): right.initial,
             ("gradients", 0): {n: g * scale for n, g in right.steps[0].gradients.items()},
-            ("parameters", 0): AFTER,
+            ("parameters", 0): {
+                **right.steps[0].after,
+                **_updated(values.get((rank, "gradients"), {})),
+            },
         }
         told = {("gradients", 0): "gradients", ("parameters", 0): "parameters"}
         told[("parameters", INITIAL)] = "initial"

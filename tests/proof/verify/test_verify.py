@@ -39,6 +39,13 @@ BUGS = {
         {CLIP: CLIP.replace("model.", "model.module.head.")},
         ("prove-gradients", "head.bias", "partial clip", ""),
     ),
+    "clipped by a norm of its own": (
+        {
+            CLIP: "nn.utils.clip_grads_with_norm_(model.parameters(), 0.5, nn.utils.get_total_norm("
+            "[p.grad for i, p in enumerate(model.parameters()) if i != rank]))"
+        },
+        ("prove-gradients", "head.bias", "partial norm", "dp"),
+    ),
     "another rate": (
         {OPTIMIZER: OPTIMIZER.replace("(model)", "(model, 3e-2)")},
         ("prove-clipped-update", "embedding.weight", "number", ""),

@@ -1076,7 +1076,7 @@ return $rt.add($rt.joined("\n", [...$rt.iter($_lines(schedule, circle, cells)), 
 
 function $peak_in_flight_per_rank(schedule) {
 
-return $rt.list($rt.iter(schedule.actions).map((row) => $_peak(row)));
+return $rt.list($rt.iter(schedule.actions).map((row) => $peak_in_flight(row)));
 }
 
 function $simulate(schedule, durations) {
@@ -2099,7 +2099,8 @@ yield $rt.join("|   ", $rt.str(stem), "v");
 yield $rt.add($rt.add("+", $rt.mul("-", $rt.add($rt.len(stem), 3))), "+");
 }
 
-function $_peak(actions) {
+function $peak_in_flight(actions) {
+
 return $rt.extreme($_held(actions), null, 0, 1);
 }
 

@@ -127,6 +127,17 @@ PREDICTION_IN_RANGE = Rule(
 )
 
 
+PLAN_NUMBERS_AGREE = Rule(
+    id="plan-numbers-agree",
+    why="""
+    A plan prints sums with their terms, rates with their seconds and devices, prices with both, and
+    the same numbers on its page. Each follows from the others, so `echelon plan` computes it anew
+    before it prints it. A number that differs is a fault of Echelon: please report it.
+    """,
+    bad="held_bytes 66,203,242, and terms that add up to 66,170,474",
+    fixed="held_bytes 66,203,242, and terms that add up to 66,203,242",
+)
+
 REHEARSE_AREA = Area("rehearse")
 """A rehearsal: what NCCL asks of the order of the ranks' calls, and of their memory."""
 
@@ -217,4 +228,16 @@ REHEARSE_CLASS = Rule(
     """,
     bad="if rank == 5: group.all_reduce(x, name='x')",
     fixed="group.all_reduce(x, name='x')",
+)
+
+REHEARSE_NUMBER = Rule(
+    id="rehearse-number",
+    why="""
+    A plan prints the bytes that each rank sends, holds and has at its peak, and the actions,
+    messages and microbatches of its schedule. The rehearsed rank counts the same numbers while the
+    engine runs. All but the peak must be equal; a peak may be off by a twentieth. Another number
+    means that the formula or the engine is wrong.
+    """,
+    bad="the plan: 4,096 bytes sent over dp to other nodes; the rank: 2,048",
+    fixed="the plan: 2,048 bytes sent over dp to other nodes; the rank: 2,048",
 )

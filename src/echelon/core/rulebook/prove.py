@@ -410,6 +410,29 @@ PROVE_TRAINER_TEXT = Rule(
     fixed="echelon generate RUN",
 )
 
+PROVE_TRAINER_EXPORT = Rule(
+    id="prove-trainer-export",
+    why="""
+    Weights that leave for another library must give the logits there that they give here. Families
+    fuse or transpose matrices, and keep rotary pairs side by side or norms less one; adapters are
+    merged into the weights of their layers, a few rows at a time. `prove --export` writes the
+    trained weights in every format that the model has. transformers or the independent
+    implementation reads each folder, and the proof names the first wrong tensor.
+    """,
+    bad="merged = weight + lora_b @ lora_a               # without alpha / rank",
+    fixed="merged = weight + alpha / rank * (lora_b @ lora_a)",
+)
+
+PROVE_TRAINER_IMPORT = Rule(
+    id="prove-trainer-import",
+    why="""
+    A run that starts from an export (`train.weights`) has the weights that were exported: each
+    tensor, from every file of the folder, in the order of rows that the model here has.
+    """,
+    bad='query = stored["attention.wq"]                  # pairs side by side, as Meta turns them',
+    fixed='query = halves(stored["attention.wq"])',
+)
+
 
 RACES_AREA = Area("races")
 """A proof with late completion: who may use memory when."""

@@ -75,7 +75,7 @@ from echelon.layout.expert_load import ExpertLoad
 from echelon.layout.islands import inner_plan, plan_and_rank
 from echelon.layout.muon import muon_exchange
 from echelon.layout.stage import RankPart, part_of, rank_part
-from echelon.schedule.from_plan import num_messages_from_plan
+from echelon.schedule.from_plan import messages_from_plan
 
 STEP_ROW_BYTES = 5 * 8
 """What every rank tells all others of a step, as float64: loss, squared norm, stop request, the
@@ -306,21 +306,29 @@ def pipeline_bytes(
     if plan.mesh.pp == 1:
         return ()
     split = plan.mesh.tp if plan.layout.sequence_parallel else 1
-    message = stream_bytes(plan) // split
-
-    def term(name: str, count: int, each: int, formula: str) -> SentTerm:
-        source = "Huang et al., GPipe, 2019"
-        return SentTerm(
-            axis=Axis.PP.value, name=name, count=count, each=each, formula=formula, source=source
-        )
-
-    activations, gradients = num_messages_from_plan(plan, part.pp_rank)
-    return (
-        term("activations", activations, message, "N D s per stage"),
-        term("gradients", gradients, message, "N D s per stage"),
-        tied_bytes(plan, buckets, rank),
-        mirrored_bytes(plan, part, buckets, rank),
+    message, node = stream_bytes(plan) // split, plan.cluster.devices_per_node
+    ranks, here = plan.mesh.group(rank, Axis.PP), rank // node
+    messages = zip(
+        ("activations", "gradients"), messages_from_plan(plan, part.pp_rank), strict=True
     )
+    terms = [
+        SentTerm(
+            axis=Axis.PP.value,
+            name=f"{name}, to other nodes" if leaves else name,
+            count=sum(
+                count
+                for place, count in by_place.items()
+                if (ranks[place] // node != here) is leaves
+            ),
+            each=message,
+            far=leaves * message,
+            formula="N D s per stage",
+            source="Huang et al., GPipe, 2019",
+        )
+        for name, by_place in messages
+        for leaves in (False, True)
+    ]
+    return (*terms, tied_bytes(plan, buckets, rank), mirrored_bytes(plan, part, buckets, rank))
 
 
 def world_bytes(plan: Plan, rank: int) -> tuple[SentTerm, ...]:
@@ -463,6 +471,6 @@ def parameter_gather_tiers(plan: Plan, rank: int) -> tuple[int, int]:
 def _tiers(terms: Iterable[SentTerm]) -> tuple[int, int]:
     near = far = 0
     for term in terms:
-        beyond = term.count * (term.far or 0) // term.every
+        beyond = term.far_bytes or 0
         near, far = near + term.bytes - beyond, far + beyond
     return near, far

@@ -10,7 +10,7 @@ up; a test compares them with the kernel's own counter.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,6 +56,11 @@ class SentTerm:
         """Return the bytes of all of them, in a mean step (rounded down)."""
         return self.count * self.each // self.every
 
+    @property
+    def far_bytes(self) -> int | None:
+        """Return the bytes of all of them that go to other nodes; None where nobody tells."""
+        return None if self.far is None else self.count * self.far // self.every
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldTerm:
@@ -66,6 +71,17 @@ class HeldTerm:
     formula: str
     pool: Pool = "device"
     padding: int = 0
+
+
+def far_bytes_by_axis(terms: Iterable[SentTerm]) -> dict[str, int]:
+    """Bytes to other nodes by axis, of axes where every term has them."""
+    terms = [term for term in terms if term.bytes]
+    silent = {term.axis for term in terms if term.far_bytes is None}
+    total: dict[str, int] = {}
+    for term in terms:
+        if term.axis not in silent:
+            total[term.axis] = total.get(term.axis, 0) + (term.far_bytes or 0)
+    return total
 
 
 def element_bytes(plan: Plan) -> int:

@@ -65,7 +65,8 @@ def verdict_of_rehearsal(found: Mapping[str, Any]) -> str:
 def rehearsal_sections(found: Mapping[str, Any]) -> tuple[Section, ...]:
     """Return faults, peaks beside the plan's, the memory curve, the work and its seconds."""
     fullest = max(found["ranks"], key=_peak)
-    parts = [_peaks(found), _curve(fullest), work_section(fullest), *roofline_sections(found)]
+    parts = [_peaks(found), *number_sections(found), _curve(fullest), work_section(fullest)]
+    parts += roofline_sections(found)
     if found["faults"]:
         parts.insert(0, _faults(found))
     return tuple(parts)
@@ -117,6 +118,41 @@ def _peaks(found: Mapping[str, Any]) -> Section:
             right=(0, 1, 2, 3),
         ),
     )
+
+
+def number_sections(found: Mapping[str, Any]) -> Iterator[Section]:
+    """Yield the table of compared numbers, each at its worst rank.
+
+    Files of earlier versions have no such numbers.
+    """
+    by_name: dict[str, list[Mapping[str, Any]]] = {}
+    for rank in found["ranks"]:
+        for number in rank.get("numbers", ()):
+            by_name.setdefault(number["name"], []).append(number)
+    if not by_name:
+        return
+    rows: list[tuple[str, ...]] = []
+    for name, numbers in by_name.items():
+        worst = max(numbers, key=lambda number: (not number["holds"], _off(number)))
+        values = (f"{round(worst[key]):,}" for key in ("planned", "rehearsed"))
+        verdict = "holds" if worst["holds"] else "DIFFERS"
+        rows.append((name, str(len(numbers)), *values, verdict))
+    wrong = sum(row[-1] != "holds" for row in rows)
+    yield Section(
+        id="plan-numbers",
+        title="Numbers of the plan, compared with the ranks",
+        summary=f"{len(rows)} numbers of the plan, each at its worst rank: "
+        f"{wrong or 'none'} differ{'s' * (wrong == 1)}.",
+        table=DataTable(
+            head=("number", "compared", "planned", "rehearsed", ""),
+            rows=tuple(rows),
+            right=(1, 2, 3),
+        ),
+    )
+
+
+def _off(number: Mapping[str, Any]) -> float:
+    return abs(number["planned"] - number["rehearsed"])
 
 
 def _pair(rank: Mapping[str, Any]) -> tuple[BarRow, BarRow]:

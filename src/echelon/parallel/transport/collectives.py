@@ -33,6 +33,7 @@ from echelon.parallel.tensor_memory import BufferPool
 from echelon.parallel.transport.algorithms import (
     BackgroundThread,
     BackgroundWork,
+    Step,
     gather_steps_of,
     run_scatter,
     run_steps,
@@ -120,6 +121,10 @@ class Group:
         """
         self.axis, self.ranks, self.recorder = axis, tuple(ranks), recorder
         self.size, self.index = len(self.ranks), self.ranks.index(rank)
+        node = recorder.devices_per_node or max(self.ranks) + 1
+        self._elsewhere = frozenset(
+            place for place, other in enumerate(self.ranks) if other // node != rank // node
+        )
         self.communicator = communicator
         self._group = None if communicator is None else communicator.process_group
         self._buffer_pool = BufferPool(torch.device("cpu"))
@@ -154,6 +159,40 @@ class Group:
             return all_reduce_bytes(tensor.nbytes, self.size)
         return self._sums.bytes(tensor.numel(), tensor.element_size())
 
+    def _far_of_pieces(self, piece: int) -> int:
+        """Return the bytes to other nodes where each other member gets `piece` bytes."""
+        return len(self._elsewhere) * piece
+
+    def _far_of_exchange(self, sends: Mapping[int, torch.Tensor]) -> int:
+        """Return the bytes to other nodes of tensors by the place of their receiver."""
+        return sum(tensor.nbytes for place, tensor in sends.items() if place in self._elsewhere)
+
+    def _far_of_sum(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> int:
+        """Return the bytes of an all-reduce that go to other nodes.
+
+        The backend's is a ring in the order of members, as `SumGroup` has it.
+        """
+        if not self._elsewhere:
+            return 0
+        sums = self._sums
+        if op == "max" or sums is None or sums.algorithm == BACKEND:
+            leaves = (self.index + 1) % self.size in self._elsewhere
+            return leaves * all_reduce_bytes(tensor.nbytes, self.size)
+        return self._far_of_steps(steps_of(sums, tensor.numel()), tensor)
+
+    def _far_of_slices(
+        self, make: Callable[[SumGroup, int], tuple[Step, ...]], whole: torch.Tensor, piece: int
+    ) -> int:
+        """Return the bytes to other nodes where slices of `whole`, `piece` bytes each, travel."""
+        if self._slices is None or not self._elsewhere:
+            return self._far_of_pieces(piece)
+        return self._far_of_steps(make(self._slices, whole.numel()), whole)
+
+    def _far_of_steps(self, steps: Iterable[Step], tensor: torch.Tensor) -> int:
+        sends = (send for step in steps for send in step.sends)
+        elements = sum(part.length for place, part in sends if place in self._elsewhere)
+        return elements * tensor.element_size()
+
     @property
     def receives_to_sum(self) -> bool:
         """Return whether a reduce-scatter holds the others' parts in memory until `wait`."""
@@ -177,7 +216,7 @@ class Group:
             work, sent = self._room.add(tensor), self._sum_bytes(tensor)
         else:
             work, sent = self._start_sum(tensor), self._sum_bytes(tensor)
-        record = self._event("all_reduce", name, sent, start)
+        record = self._event("all_reduce", name, sent, start, self._far_of_sum(tensor, op))
         return self._pending(work, name, record, async_op, number)
 
     def all_gather(
@@ -189,10 +228,11 @@ class Group:
             return Pending()
         require_contiguous(name, whole, shard)
         start, number = self.recorder.now(), self._begun("all_gather", name, shard)
+        sent = all_gather_bytes(shard.nbytes, self.size)
+        far = self._far_of_slices(gather_steps_of, whole, shard.nbytes)
+        record = self._event("all_gather", name, sent, start, far)
         if self._room is not None and self._room.has_room(shard):
             work = self._room.gather(whole, shard)
-            sent = all_gather_bytes(shard.nbytes, self.size)
-            record = self._event("all_gather", name, sent, start)
             return self._pending(work, name, record, async_op, number)
         peers = self._peers()
         if peers is None:
@@ -203,7 +243,6 @@ class Group:
             work = self._started(partial(run_steps, whole, steps, peers))
         else:
             work = start_all_gather(whole, shard, peers)
-        record = self._event("all_gather", name, all_gather_bytes(shard.nbytes, self.size), start)
         return self._pending(work, name, record, async_op, number)
 
     def reduce_scatter(
@@ -216,7 +255,8 @@ class Group:
         require_contiguous(name, whole, shard)
         start, number = self.recorder.now(), self._begun("reduce_scatter", name, whole)
         sent = reduce_scatter_bytes(shard.nbytes, self.size)
-        record = self._event("reduce_scatter", name, sent, start)
+        far = self._far_of_slices(scatter_steps_of, whole, shard.nbytes)
+        record = self._event("reduce_scatter", name, sent, start, far)
         peers = self._peers()
         if peers is None:
             work = _reduce_scatter(shard, whole, group=self._group, async_op=True)
@@ -250,7 +290,7 @@ class Group:
         found = fused_all_gather_product(x_nI, weight_IO, self._group, keeps=keeps)
         self.recorder.over(number)
         sent = all_gather_bytes(x_nI.nbytes, self.size)
-        self._event("all_gather", name, sent, start)(None)
+        self._event("all_gather", name, sent, start, self._far_of_pieces(x_nI.nbytes))(None)
         return found
 
     def product_reduce_scatter(
@@ -263,7 +303,7 @@ class Group:
         y_nO = fused_product_reduce_scatter(x_NI, weight_IO, self._group)
         self.recorder.over(number)
         sent = reduce_scatter_bytes(y_nO.nbytes, self.size)
-        self._event("reduce_scatter", name, sent, start)(None)
+        self._event("reduce_scatter", name, sent, start, self._far_of_pieces(y_nO.nbytes))(None)
         return y_nO
 
     def all_to_all(
@@ -279,7 +319,9 @@ class Group:
         require_contiguous(name, received, sent)
         start, number = self.recorder.now(), self._begun("all_to_all", name, sent)
         work = dist.all_to_all_single(received, sent, group=self._group, async_op=True)
-        record = self._event("all_to_all", name, all_to_all_bytes(sent.nbytes, self.size), start)
+        far = self._far_of_pieces(sent.nbytes // self.size)
+        num_bytes = all_to_all_bytes(sent.nbytes, self.size)
+        record = self._event("all_to_all", name, num_bytes, start, far)
         return self._pending(work, name, record, async_op, number)
 
     def exchange(
@@ -300,7 +342,7 @@ class Group:
         else:
             work = start_gloo_exchange(sends, receives, peers)
         sent = sum(tensor.nbytes for tensor in sends.values())
-        record = self._event("all_to_all", name, sent, start)
+        record = self._event("all_to_all", name, sent, start, self._far_of_exchange(sends))
         return self._pending(work, name, record, True, number)
 
     def gather_rows(self, row: torch.Tensor, *, name: str) -> torch.Tensor:
@@ -326,7 +368,8 @@ class Group:
         ends = (self.recorder.rank, self.ranks[index])
         start, number = self.recorder.now(), self._begun("send", name, tensor, ends)
         work = dist.isend(tensor, self.ranks[index], group=self._group, tag=tag)
-        record = self._event("send", name, tensor.nbytes, start, microbatch=tag)
+        far = self._far_of_exchange({index: tensor})
+        record = self._event("send", name, tensor.nbytes, start, far, microbatch=tag)
         return self._pending(work, name, record, True, number)
 
     def receive(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
@@ -372,10 +415,19 @@ class Group:
         return self.recorder.begun(self.communicator, self.axis, kind, name, tensor, ends)
 
     def _event(
-        self, kind: str, name: str, sent: int, start: float, microbatch: int | None = None
+        self,
+        kind: str,
+        name: str,
+        sent: int,
+        start: float,
+        far: int,
+        microbatch: int | None = None,
     ) -> Callable[[WaitTime | None], None]:
-        """Return what records a call that began at `start`, once it has ended."""
-        call = BegunCall(kind, name, start, self.axis, sent, microbatch)
+        """Callback that records a call begun at `start`, once it has ended.
+
+        It sends `sent` bytes, `far` of them to ranks on other nodes.
+        """
+        call = BegunCall(kind, name, start, self.axis, sent, microbatch, far)
         return partial(self.recorder.ended, call)
 
     def _pending(

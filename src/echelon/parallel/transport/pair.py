@@ -66,7 +66,7 @@ class StoreGroup(Group):
         started = self._ends.allreduce([tensor], options)
         work = _Watchful(started, self._limit, self._is_lost)
         sent = all_reduce_bytes(tensor.nbytes, self.size)
-        record = self._event("all_reduce", name, sent, start)
+        record = self._event("all_reduce", name, sent, start, self._far_of_sum(tensor))
         return self._pending(cast(dist.Work, work), name, record, async_op, 0)
 
     def close(self) -> None:
@@ -78,7 +78,8 @@ class StoreGroup(Group):
         require_contiguous(name, tensor)
         start = self.recorder.now()
         work = cast(dist.Work, _Patient(self._ends.send([tensor], index, tag), self._limit))
-        record = self._event("send", name, tensor.nbytes, start, microbatch=tag)
+        far = self._far_of_exchange({index: tensor})
+        record = self._event("send", name, tensor.nbytes, start, far, microbatch=tag)
         return self._pending(work, name, record, True, 0)
 
     def receive(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:

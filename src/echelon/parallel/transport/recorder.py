@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -100,6 +101,7 @@ class BegunCall:
     axis: str = ""
     num_bytes: int = 0
     microbatch: int | None = None
+    far_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,8 @@ class Recorder:
         """Send the events of `rank` to `sink` and its waits to `waits`; the clock starts now.
 
         `clock` tells when the device ran an action, where that is not when the host did.
+        `far_bytes` are the bytes sent to ranks on other nodes, by axis, since they were cleared; a
+        node is `devices_per_node` ranks in order (0: there is one node).
         """
         self.rank, self.run_rank, self.sink = rank, rank, sink
         self._clock = clock
@@ -147,6 +151,8 @@ class Recorder:
         if clock is not None and waits is not None:
             self._unfinished = UnfinishedOperations(clock.mark, clock.on_device)
         self.waited_s = 0.0
+        self.devices_per_node = 0
+        self.far_bytes = Counter[str]()
         self.stage: int | None = None
         self.microbatch: int | None = None
         self._task = ""
@@ -315,6 +321,8 @@ class Recorder:
             self.sink.record(event)
         else:
             self._marked.append(_MarkedEvent(event, None, None, waited))
+        if call.far_bytes:
+            self.far_bytes[call.axis] += call.far_bytes
 
     @contextmanager
     def action(self, kind: str, stage: int, microbatch: int) -> Iterator[None]:

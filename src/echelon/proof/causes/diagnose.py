@@ -78,9 +78,13 @@ _EXACT_RULES = frozenset(
 _VAGUE = ("none", "slice")
 """Factors of a gradient without an explanation."""
 
+_VAGUE_UPDATES = (*_VAGUE, "other size", "zero")
+"""Factors of an update that do not need the right gradient."""
+
 _LESS_THAN_LABELS = ("parts missing", "parts weighted", "wrong norm")
 """Factors of a gradient that say less of a wrong loss than its labels do."""
 
+_NEAR = 0.01  # error of an update relative to that of a gradient from which it cannot come
 _FINE = 1e-6  # relative error
 _COARSE = 1e-2  # relative error
 
@@ -98,6 +102,7 @@ def diagnose(evidence: JudgedEvidence, results: Sequence[ClaimResult]) -> Diagno
     finding = _explain(evidence, result.rule.id, failure)
     if finding.factor == "none" and result.rule.id == rules.PROVE_LOSS.id:
         result, failure, finding = _by_gradient(evidence, results, (result, failure, finding))
+    result, failure, finding = _by_update(evidence, results, (result, failure, finding))
     finding = _by_what_passed(evidence, result, failure, finding) or finding
     finding = _or_rounding(failure, finding, rough=evidence.tolerance.own_precision)
     where = evidence.run.place_of(finding.tensor or failure.subject)
@@ -137,7 +142,7 @@ def _explain(evidence: JudgedEvidence, rule: str, failure: Check) -> ProofFindin
     """Name a failure of `rule`, and the wrong tensor or number."""
     subject = failure.subject
     if rule in _PREDICTION_AXES:
-        over = subject.rpartition(" over ")[2] if " over " in subject else ""
+        over = subject.rpartition(" over ")[2].partition(" ")[0] if " over " in subject else ""
         axis = over or _PREDICTION_AXES[rule]
         return ProofFinding("not as planned", failure.detail, axis, tensor=subject)
     rough = evidence.tolerance.own_precision and rule not in _EXACT_RULES
@@ -219,6 +224,45 @@ def _by_gradient(
                 says = f"{finding.description}; the loss is wrong too: {told[1].detail}"
                 return result, of_step[0], replace(finding, description=says)
     return told
+
+
+def _by_update(
+    evidence: CapturedEvidence,
+    results: Sequence[ClaimResult],
+    told: tuple[ClaimResult, Check, ProofFinding],
+) -> tuple[ClaimResult, Check, ProofFinding]:
+    """Explain a gradient that is reduced in its update by a wrong update of the right gradient.
+
+    A missing sum predicts other copies after the step, or an update of a rank's own gradient. Where
+    copies agree, an update that the right gradient explains, or nearly makes, shows the sum.
+    """
+    step, name = told[1].step, told[1].subject
+    alike = {
+        kind: all(
+            bool((one == copies[0])[~one.isnan()].all())
+            for copies in [list(evidence.run.vectors(kind, step, name).values())]
+            for one in copies
+        )
+        for kind in (GRADIENTS, PARAMETERS)
+    }
+    if told[0].rule.id != rules.PROVE_GRADIENTS.id or alike[GRADIENTS] or not alike[PARAMETERS]:
+        return told
+    failures = {
+        result.rule.id: (result, one)
+        for result in results
+        for one in reversed(result.failures)
+        if one.step == step and (one.subject == name or result.rule.id in _NUMBERS)
+    }
+    if (update := failures.get(rules.PROVE_CLIPPED_UPDATE.id)) is None:
+        return told
+    finding = replace(explain_update(evidence, update[1]), tensor=name)
+    if finding.factor not in _VAGUE_UPDATES and finding.residual < evidence.explained:
+        return *update, finding
+    if update[1].error > _NEAR * told[1].error:
+        return told
+    if (norm := failures.get(rules.PROVE_GRADIENT_NORM.id)) is not None:
+        return *norm, replace(explain_norm(evidence, norm[1]), tensor="gradient norm")
+    return *update, finding
 
 
 def _dropped(evidence: JudgedEvidence, failure: Check) -> ProofFinding:

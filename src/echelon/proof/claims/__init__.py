@@ -5,6 +5,7 @@ plan_evidence.py    the evidence of a plan: what any program has, and what the p
 tolerance.py        how far a correct plan may be from the oracle
 checks.py           comparisons of weights, samples, tokens, losses, and what passes in the model
 value_checks.py     comparisons of gradients, updates and values; the replayed optimizer
+taken.py            gradients of a program whose optimizer reduces them, judged by their updates
 captured_checks.py  comparisons of what hooks captured of a program that is not ours
 routing_checks.py   comparisons of routes, loads and biases, with choice_errors.py
 late_checks.py      races of a run with late completion, and its bits

@@ -24,6 +24,7 @@ from echelon.proof.claims import (
     predictions,
     routing_checks,
     systematic,
+    taken,
     value_checks,
 )
 from echelon.proof.claims import checks as activation_checks
@@ -200,8 +201,9 @@ CLAIMS: tuple[ProofClaim, ...] = (
     ProofClaim(
         rules.PROVE_GRADIENTS,
         "every gradient that the optimizer takes",
-        value_checks.gradients,
+        taken.gradients,
         CapturedEvidence,
+        note=taken.by_update_note,
     ),
     ProofClaim(
         rules.PROVE_SUM_DTYPE,

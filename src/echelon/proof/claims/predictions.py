@@ -15,7 +15,7 @@ from echelon.cost.bytes.local_sgd import outer_bytes, outer_held
 from echelon.cost.bytes.sent import bytes_sent as planned_bytes_sent
 from echelon.cost.bytes.sent import bytes_sent_first
 from echelon.cost.bytes.servers import TO_WORKERS_TERM
-from echelon.cost.bytes.terms import all_gather_bytes
+from echelon.cost.bytes.terms import SentTerm, all_gather_bytes, far_bytes_by_axis
 from echelon.layout.buckets import plan_buckets, shard_degree, slice_elements, zero_stage
 from echelon.layout.expert_load import ExpertLoad, expert_load_from_routing
 from echelon.layout.stage import part_of
@@ -27,6 +27,8 @@ from echelon.schedule.from_plan import schedule_from_plan
 
 def bytes_sent(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare the bytes that each rank sent over each axis, in each step, with `cost/`.
+
+    Bytes to ranks on other nodes are compared where every term of the axis has them.
 
     What goes to experts is that of the oracle's routing, whatever the ranks say of theirs.
     """
@@ -52,6 +54,17 @@ def bytes_sent(evidence: PlanEvidence) -> Iterator[Check]:
             numbers = report.bytes_sent.get(axis, 0), wanted[axis]
             subject = f"bytes of rank {rank} over {axis}"
             yield _bytes_check(oracle.step, subject, numbers, "sent", rank)
+        if evidence.rounds is None and not oracle.skipped and report.bytes_far is not None:
+            # A skipped step leaves out gathers; an island numbers its nodes from 0.
+            for axis, far in far_bytes_by_axis(_terms(plan, rank, load, first=first)).items():
+                numbers = report.bytes_far.get(axis, 0), far
+                subject = f"bytes of rank {rank} over {axis} to other nodes"
+                yield _bytes_check(oracle.step, subject, numbers, "sent", rank)
+
+
+def _terms(plan: Plan, rank: int, load: ExpertLoad | None, *, first: bool) -> tuple[SentTerm, ...]:
+    """Return the terms of a step of a rank; `first`: of the first step of a run."""
+    return (bytes_sent_first if first else planned_bytes_sent)(plan, rank, load)
 
 
 def _bytes_check(
@@ -79,8 +92,7 @@ def bytes_by_axis(
     the first step of a run.
     """
     total: Counter[str] = Counter()
-    terms = bytes_sent_first(plan, rank, load) if first else planned_bytes_sent(plan, rank, load)
-    for term in terms:
+    for term in _terms(plan, rank, load, first=first):
         of_update = term.axis == STAGE_AXIS and term.name != ROUTING_TERM
         of_update = of_update or term.name == TO_WORKERS_TERM
         if not (skipped and of_update):

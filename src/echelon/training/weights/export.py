@@ -3,7 +3,7 @@
 
 A tensor is allocated, filled from the pieces of the checkpoint that lie in it through one small
 buffer, and converted on the way. So whoever makes it holds it and a buffer of `BUFFER_BYTES`; to
-merge adapters takes `_MERGED_BYTES` more.
+merge adapters takes `MERGED_BYTES` more.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from echelon.training.checkpoint.shard_file import (
 )
 from echelon.training.steps.expert_balance import ROUTER_BIAS
 
-_MERGED_BYTES = 4 * 2**20
-"""Of rows into which adapters are merged at once, and of what is added to them."""
-SCRATCH_BYTES = BUFFER_BYTES + _MERGED_BYTES
+MERGED_BYTES = 4 * 2**20
+"""Bytes of rows into which adapters are merged at once, and of their products."""
+SCRATCH_BYTES = BUFFER_BYTES + MERGED_BYTES
 """What it takes to make a tensor, beside the tensor."""
 _STORED = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
@@ -53,6 +53,8 @@ class StoredModel:
     pieces: Mapping[str, Mapping[str, StoredPiece]]
     scale: float = 0.0
     """What the product of the matrices of an adapter is scaled by; 0 where none is merged."""
+    merged_bytes: int = MERGED_BYTES
+    """Bytes of rows into which adapters are merged at once, and of their products."""
 
 
 def open_model(
@@ -62,12 +64,13 @@ def open_model(
     kind: str = PARAMETERS,
     *,
     scale: float = 0.0,
+    merged_bytes: int = MERGED_BYTES,
 ) -> StoredModel:
     """Return where a checkpoint keeps the parts of some tensors; CheckpointError for one without.
 
     They are of the model, or of another `kind` with the same names: what an optimizer keeps. Where
-    there is a `scale`, adapters of layers are merged into their weights by it. Headers are read,
-    and no tensor.
+    there is a `scale`, adapters of layers are merged into their weights by it, `merged_bytes` at a
+    time. Headers are read, and no tensor.
     """
     held = {**index.tensors.get(ROUTER_BIAS, {}), **index.tensors.get(kind, {})}
     wanted = [name for tensor in tensors for name, _ in tensor.parts]
@@ -95,7 +98,9 @@ def open_model(
             pieces[file] = read_pieces(path / file)
         except (OSError, ValueError) as error:
             raise _unreadable(path / file, error) from error
-    return StoredModel(path=path, tensors=held, pieces=pieces, scale=scale)
+    return StoredModel(
+        path=path, tensors=held, pieces=pieces, scale=scale, merged_bytes=merged_bytes
+    )
 
 
 def _adapter_names(name: str) -> tuple[str, str]:
@@ -155,7 +160,7 @@ def _fill_merged(
     wide = torch.promote_types(made.dtype, torch.float32)
     a_RI, b_OR = (_whole(model, one, wide) for one in _adapter_names(name))
     rows, width = model.tensors[name].shape
-    at_once = max(1, _MERGED_BYTES // (2 * width * wide.itemsize))
+    at_once = max(1, model.merged_bytes // (2 * width * wide.itemsize))
     rows_of_made = made.view(-1, made.shape[-1])
     merged, added = (own_memory((min(rows, at_once), width), wide) for _ in range(2))
     for first in range(0, rows, at_once):

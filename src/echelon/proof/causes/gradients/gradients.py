@@ -140,6 +140,9 @@ def _missing_sum(gradient: WrongGradient) -> Iterator[ProofFinding]:
         common = ~torch.stack(copies).isnan().any(0)
         if not bool(common.any()) or all(one.equal(copies[0]) for one in copies):
             continue
+        alone = [fit_factor(one[common], right[common])[1] for one in copies]
+        if max(alone) < gradient.fits:
+            continue  # each has all of the sum: the clip differs
         weights, residual = fit_basis(right[common], [one[common] for one in copies])
         if residual < gradient.fits and min(weights) > gradient.fits:
             says = f"copies differ along {axis}, and with each clipped by a norm of its own they "
@@ -212,11 +215,32 @@ def _wrong_clip(gradient: WrongGradient) -> Iterator[ProofFinding]:
         yield ProofFinding("partial clip", f"{says}{norm:.6g}", value=norm / step.grad_norm)
         return
     told = name_norm(evidence, step, norm)
+    axis, own = _norms_of_wrong_ranks(gradient, norm)
     if told is not None:
-        yield replace(told, description=f"{says}: {told.description}")
+        says = f"{says}: {told.description}{own}"
+        yield replace(told, description=says, axis=axis or told.axis)
     else:
-        says += f" instead of {step.grad_norm:.6g}"
-        yield ProofFinding("wrong norm", says, value=norm / step.grad_norm)
+        says += f" instead of {step.grad_norm:.6g}{own}"
+        yield ProofFinding("wrong norm", says, axis, value=norm / step.grad_norm)
+
+
+def _norms_of_wrong_ranks(gradient: WrongGradient, first: float) -> tuple[str, str]:
+    """Return the axes along which ranks clip copies by different norms, and those norms in words.
+
+    Both are empty where all wrong ranks clip by the norm of the `first`.
+    """
+    step, norms = gradient.step, dict[int, float]()
+    for part in gradient.wrong:
+        factors = _factors_of_rank(gradient, part.rank)
+        if factors and step.clip_norm is not None:
+            norms[part.rank] = step.clip_norm / (next(iter(factors.values())) * step.clip_scale)
+    differ = [rank for rank, norm in norms.items() if abs(norm - first) > gradient.fits * first]
+    if not differ:
+        return "", ""
+    groups = gradient.evidence.sums(gradient.name)
+    axis = next((a for a, g in groups if group_of(g, differ[0]) == group_of(g, min(norms))), "")
+    each = ", ".join(f"rank {rank}: {norm:.6g}" for rank, norm in sorted(norms.items()))
+    return axis, f"; ranks clip by norms of their own ({each})"
 
 
 def _factors_of_rank(gradient: WrongGradient, rank: int) -> dict[str, float]:

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+
+import torch
 
 from echelon.core.axis import SHARD_AXES
 from echelon.core.parameters import ParameterSpec, parameters
@@ -83,6 +85,25 @@ def _norms_on_mesh(evidence: CapturedEvidence, step: ReferenceStep) -> Iterator[
         twice = (mesh.degrees[axis] - 1) * sum(float(whole[name].sum()) for name in copied)
         norm = (sum(float(one.sum()) for one in whole.values()) + twice) ** 0.5
         yield Factor(f"with copies over {axis} counted once per rank", norm, axis)
+    flat = torch.cat([one.reshape(-1) for one in whole.values()])
+    for axes in mesh.axis_sets():
+        over, count = " and ".join(axes), mesh.degree(axes)
+        for place, part in enumerate(flat.split(-(-len(flat) // count))):
+            yield Factor(f"of flat slice {place} of {count}", float(part.sum()) ** 0.5, over)
+    yield from _norms_of_modules({name: float(one.sum()) for name, one in whole.items()})
+
+
+def _norms_of_modules(squares: Mapping[str, float]) -> Iterator[Factor]:
+    """Yield the norms without, and of, each parameter and all parameters of each module."""
+    total, parts = sum(squares.values()), defaultdict[str, float](float)
+    for name, square in squares.items():
+        words = name.split(".")
+        for count in range(1, len(words) + 1):
+            parts[".".join(words[:count])] += square
+    for name, square in parts.items():
+        yield Factor(f"without {name}", max(total - square, 0.0) ** 0.5)
+    for name, square in parts.items():
+        yield Factor(f"of {name} alone", square**0.5)
 
 
 _NamedSquare = tuple[str, float, str]

@@ -33,7 +33,7 @@ from echelon.interop.weight_names import megatron, torchtitan
 from echelon.interop.weight_names.names import find_naming
 from echelon.models.precision import TORCH_DTYPES
 from echelon.training.checkpoint.index import PARAMETERS, CheckpointIndex
-from echelon.training.weights.export import StoredModel, filled, open_model
+from echelon.training.weights.export import MERGED_BYTES, StoredModel, filled, open_model
 from echelon.training.weights.trainers.contents import MOMENTS
 from echelon.training.weights.trainers.megatron import BY_WORDS
 from echelon.training.weights.writers.archive import save_archive
@@ -59,6 +59,8 @@ class TrainerRequest:
     model_type: str | None
     tp: int
     pp: int
+    merged_bytes: int = MERGED_BYTES
+    """Bytes of rows into which adapters are merged at once."""
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -102,7 +104,9 @@ def write_trainer(
 
     CheckpointError where the checkpoint can't be read, EnvironmentProblem where the disk refuses.
     """
-    model = open_model(checkpoint, index, found.tensors, scale=request.scale)
+    model = open_model(
+        checkpoint, index, found.tensors, scale=request.scale, merged_bytes=request.merged_bytes
+    )
     if request.to == "dcp":
         chunks = [
             Chunk(

@@ -8,6 +8,7 @@ that one rank would write.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,7 @@ from echelon.interop.hugging_face.folder import (
     folder_tensors,
     hub_config,
     index_text,
+    own_config,
     own_tensors,
     share_out,
 )
@@ -46,7 +48,7 @@ from echelon.models.precision import TORCH_DTYPES
 from echelon.training.checkpoint.index import CheckpointIndex, read_index
 from echelon.training.checkpoint.load import check_checkpoint
 from echelon.training.checkpoint.shard_file import safetensors_header, tensor_bytes
-from echelon.training.weights.export import StoredModel, filled, open_model
+from echelon.training.weights.export import MERGED_BYTES, StoredModel, filled, open_model
 from echelon.training.weights.writers.formats import (
     TrainerFormat,
     TrainerRequest,
@@ -92,6 +94,8 @@ class ExportTask:
     """Stages of megatron-legacy."""
     adapters: bool
     """Whether the adapters alone are written."""
+    merged_bytes: int = MERGED_BYTES
+    """Bytes of rows into which adapters are merged at once: a proof has less than a tensor."""
 
     @property
     def scale(self) -> float:
@@ -110,6 +114,7 @@ class ExportTask:
             model_type=self.model_type,
             tp=self.tp,
             pp=self.pp,
+            merged_bytes=self.merged_bytes,
         )
 
 
@@ -167,6 +172,20 @@ def write_weights(task: ExportTask, writers: Writers) -> WrittenWeights:
     )
 
 
+def write_config(task: ExportTask, additional: Mapping[str, object]) -> None:
+    """Write the config.json of a folder of files, with additional keys; none for a trainer."""
+    if task.to not in FILE_FORMATS:
+        return
+    base = base_shape(task.shape)
+    own = task.to == "echelon"
+    shape_keys = own_config(base) if own else hub_config(base, task.model_type).keys
+    dtype = str(TORCH_DTYPES[task.dtype]).removeprefix("torch.")
+    keys = {**shape_keys, "torch_dtype": dtype, **additional}
+    write_text(
+        Path(task.folder) / "config.json", json.dumps(dict(sorted(keys.items())), indent=2) + "\n"
+    )
+
+
 def _file_tensors(task: ExportTask) -> tuple[str, tuple[FolderTensor, ...]]:
     base = base_shape(task.shape)
     if task.to == "echelon":
@@ -185,7 +204,7 @@ def _write_files(
     files: Files = {ADAPTER_WEIGHTS: tensors}
     if not task.adapters:
         files = share_out(tensors, dtype.itemsize, task.file_bytes)
-    model = open_model(checkpoint, index, tensors, scale=task.scale)
+    model = open_model(checkpoint, index, tensors, scale=task.scale, merged_bytes=task.merged_bytes)
     write_files(model, files, folder, dtype, writers)
     if not task.adapters and list(files) != [SINGLE_NAME]:
         text = index_text(files, dtype.itemsize)

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Printed numbers of a plan, compared with a rehearsed rank.
+
+Bytes sent by axis and to other nodes, model state, actions, messages and microbatches held are
+counted: they must be equal. What a step takes "at most" is a bound. A peak is the highest moment of
+a list of operators, and may be off by `PEAK_ERROR`. If it is off, gathered parameters or buffers
+may explain `STATE_ERROR` of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from echelon.core.axis import Axis
+from echelon.core.choices.collective_algorithms import BACKEND
+from echelon.core.plan import Plan
+from echelon.cost.bytes.expert_memory import IN_DISPATCH
+from echelon.cost.bytes.sent import bytes_sent
+from echelon.cost.bytes.terms import far_bytes_by_axis
+from echelon.cost.bytes.transient import ATTENTION, WHOLE_UNITS, transient_terms
+from echelon.cost.peak.rank_peak import RankPeak
+from echelon.layout.islands import plan_and_rank
+from echelon.layout.stage import pp_rank_of
+from echelon.rehearsal.memory import ACTIVATIONS, BUFFERS, GATHERED, MESSAGES, OTHER, STATE_TERMS
+from echelon.rehearsal.order import SEND
+from echelon.rehearsal.rank import RankRehearsal
+from echelon.schedule.check import peak_in_flight
+from echelon.schedule.from_plan import schedule_from_plan
+from echelon.schedule.messages import ScheduleMessages
+
+PEAK_ERROR = 0.05
+"""Share of a rehearsed peak by which the peak of a plan may be off."""
+STATE_ERROR = 0.01
+"""Share of a rehearsed peak that gathered parameters, or buffers, may be off by."""
+
+PEAK, ACTIONS = "peak", "actions of the schedule"
+IN_FLIGHT = "activations held at once"
+
+_AT_PEAK: Mapping[str, tuple[tuple[str, ...], float]] = {
+    "gathered parameters": ((GATHERED,), STATE_ERROR),
+    "buffers": ((BUFFERS, OTHER), STATE_ERROR),
+    "activations and messages": ((ACTIVATIONS, MESSAGES), PEAK_ERROR),
+}
+"""Terms of a peak that are told together, and their share of the peak that may be off."""
+
+
+def with_sums_of_nccl(plan: Plan) -> Plan:
+    """Return a plan that sums by its backend: what arrives for sums of messages has no memory."""
+    collectives = replace(plan.layout.collectives, algorithm=BACKEND)
+    return replace(plan, layout=replace(plan.layout, collectives=collectives))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanNumber:
+    """A number of a plan for one rank, and the same number of its rehearsal."""
+
+    rank: int
+    """The rank."""
+    name: str
+    """The number, as ``sent over dp``."""
+    part: str = ""
+    """The part of the schedule that it counts, as ``F0``; "" of all."""
+    planned: float
+    """Its value in the plan."""
+    rehearsed: float
+    """Its value in the rehearsal."""
+    error: float
+    """The part of the difference that counts."""
+    allowed: float = 0.0
+    """The largest error that is none."""
+    note: str = ""
+    """The place of the difference; "" without one."""
+
+    @property
+    def holds(self) -> bool:
+        """True if both are the same."""
+        return self.error <= self.allowed
+
+    @property
+    def text(self) -> str:
+        """The difference in a sentence."""
+        note = f"; {self.note}" if self.note else ""
+        part = f", {self.part}" if self.part else ""
+        return (
+            f"{self.name}{part}: the plan has {self.planned:,.0f}, the rehearsed rank "
+            f"{self.rehearsed:,.0f}{note}"
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Return the number as a JSON object."""
+        return {
+            "name": self.name,
+            "part": self.part,
+            "planned": self.planned,
+            "rehearsed": self.rehearsed,
+            "allowed": self.allowed,
+            "holds": self.holds,
+        }
+
+
+def plan_numbers(
+    plan: Plan, found: RankRehearsal, peak: RankPeak, sent: Mapping[str, int]
+) -> Iterator[PlanNumber]:
+    """Yield the numbers of a plan for a rank beside those of its rehearsal.
+
+    `peak` and `sent` are the plan's peak of the rank, and its bytes of the last step by axis.
+    """
+    rank = found.rank
+    for axis in sorted({*sent, *found.sent}):
+        numbers = sent.get(axis, 0), found.sent.get(axis, 0)
+        yield _counted(rank, f"sent over {axis}", *numbers)
+    if not plan.mathematics.local_sgd.active:
+        for axis, far in sorted(far_bytes_by_axis(bytes_sent(plan, rank)).items()):
+            name = f"sent over {axis} to other nodes"
+            yield _counted(rank, name, far, found.far_sent.get(axis, 0))
+    for term in STATE_TERMS:
+        name = f"{term} between steps"
+        yield _counted(rank, name, peak.terms.get(term, 0), found.held.get(term, 0))
+    yield from _of_peak(found, peak)
+    if not plan.mesh.is_server(rank):
+        yield from _of_schedule(plan, found)
+        if not plan.mathematics.local_sgd.active:
+            yield from _in_a_step(plan, found)
+
+
+def _counted(rank: int, name: str, planned: float, rehearsed: float, part: str = "") -> PlanNumber:
+    return PlanNumber(
+        rank=rank,
+        name=name,
+        part=part,
+        planned=planned,
+        rehearsed=rehearsed,
+        error=abs(planned - rehearsed),
+    )
+
+
+def _of_peak(found: RankRehearsal, peak: RankPeak) -> Iterator[PlanNumber]:
+    """Yield the peak, and each group of its terms by the part of the peak's error that it explains.
+
+    Two moments may be equally high. So a term counts as wrong only where the peak is off, too.
+    """
+    whole, off = found.peak_bytes, peak.bytes - found.peak_bytes
+    note = f"the plan's moment is {peak.where}"
+    yield PlanNumber(
+        rank=found.rank,
+        name=PEAK,
+        planned=peak.bytes,
+        rehearsed=whole,
+        error=abs(off),
+        allowed=PEAK_ERROR * whole,
+        note=note,
+    )
+    for name, (terms, share) in _AT_PEAK.items():
+        planned, rehearsed = (
+            sum(there.get(term, 0) for term in terms) for there in (peak.terms, found.at_peak)
+        )
+        explained = min(abs(planned - rehearsed), abs(off))
+        yield PlanNumber(
+            rank=found.rank,
+            name=f"{name} at the peak",
+            planned=planned,
+            rehearsed=rehearsed,
+            error=explained if (planned - rehearsed) * off > 0 else 0.0,
+            allowed=share * whole,
+            note=note,
+        )
+
+
+def _in_a_step(plan: Plan, found: RankRehearsal) -> Iterator[PlanNumber]:
+    """Yield bounds of gathered parameters and of buffers, and the most of each in the rehearsal.
+
+    Keys of other context ranks and rows of experts are activations of a block there.
+    """
+    terms = transient_terms(with_sums_of_nccl(plan), pp_rank_of(plan, found.rank))
+    on_device = {term.name: term.bytes for term in terms if term.pool == "device"}
+    gathered = on_device.pop(WHOLE_UNITS, 0)
+    buffers = sum(size for name, size in on_device.items() if name not in (ATTENTION, IN_DISPATCH))
+    for name, term, most in (
+        ("gathered parameters", GATHERED, gathered),
+        ("buffers", BUFFERS, buffers),
+    ):
+        rehearsed = found.most.get(term, 0)
+        yield PlanNumber(
+            rank=found.rank,
+            name=f"{name} in a step, at most",
+            planned=most,
+            rehearsed=rehearsed,
+            error=max(0, rehearsed - most),
+            allowed=STATE_ERROR * found.peak_bytes,
+        )
+
+
+def _of_schedule(plan: Plan, found: RankRehearsal) -> Iterator[PlanNumber]:
+    """Yield counts of the schedule beside those of the executor."""
+    plan, rank = plan_and_rank(plan, found.rank)
+    place, schedule = pp_rank_of(plan, rank), schedule_from_plan(plan)
+    row = schedule.actions[place]
+    names, ran = [str(action) for action in row], [point.action for point in found.points]
+    pairs = enumerate(zip(ran, names, strict=False))
+    note = next((f"action {at} was {a}, not {b}" for at, (a, b) in pairs if a != b), "")
+    order = _counted(found.rank, ACTIONS, len(names), len(ran))
+    yield replace(order, error=max(order.error, float(bool(note))), note=note)
+    planned, executed = (Counter(one.split(".")[0] for one in each) for each in (names, ran))
+    for kind in sorted({*planned, *executed}):
+        yield _counted(found.rank, ACTIONS, planned[kind], executed[kind], kind)
+    channels = ScheduleMessages.from_schedule(schedule).channels.items()
+    messages = sum(len(sent) for channel, sent in channels if channel[0] == place)
+    sends = sum(event.kind == SEND and event.axis == Axis.PP.value for event in found.events)
+    yield _counted(found.rank, "messages of the schedule", messages, sends)
+    yield _counted(found.rank, IN_FLIGHT, peak_in_flight(row), found.in_flight[None])
+    for stage in schedule.stages_of(place):
+        most = peak_in_flight([action for action in row if action.stage == stage])
+        yield _counted(found.rank, IN_FLIGHT, most, found.in_flight[stage], f"stage {stage}")
