@@ -8,7 +8,7 @@ from echelon.config.load import load_job
 from echelon.core.plan import Plan
 from echelon.cost.bytes.sent import bytes_sent_by_axis
 from echelon.cost.peak.rank_peak import with_few_microbatches
-from echelon.rehearsal.run import RankProgress, on_nccl, rehearse
+from echelon.rehearsal.run import RehearsedCount, on_nccl, rehearse
 from tests.proof.run.collectives import summed
 
 RUNS = (
@@ -158,7 +158,7 @@ def test_it_says_how_many_ranks_are_done_and_how_long_the_others_take(
     now_s = iter((100.0, 112.0))
     monkeypatch.setattr("echelon.rehearsal.run.time.monotonic", lambda: next(now_s))
     with caplog.at_level("INFO", logger="echelon.progress"):
-        progress = RankProgress(8, "ranks rehearsed")
+        progress = RehearsedCount(8, "ranks rehearsed")
         progress.log(0)
         progress.log(3)
     assert caplog.messages == [

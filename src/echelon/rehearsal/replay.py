@@ -540,7 +540,8 @@ def _holders(tensor: torch.Tensor | None) -> int:
     """Return how many names, graphs and tensors hold a tensor or its storage."""
     if tensor is None:
         return 0
-    return sys.getrefcount(tensor) + tensor._use_count() + _references(tensor)
+    graphs: int = tensor._use_count()  # type: ignore[attr-defined]
+    return sys.getrefcount(tensor) + graphs + _references(tensor)
 
 
 def _references(tensor: torch.Tensor) -> int:

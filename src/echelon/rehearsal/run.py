@@ -405,7 +405,7 @@ class _Processes:
     ) -> Iterator[RankRehearsal]:
         """Yield what each rank did, in their order; log how many of all are done, in `words`."""
         if len(ranks) < 2 or self._count == 1:
-            known, progress = KnownResults(), RankProgress(len(ranks), words)
+            known, progress = KnownResults(), RehearsedCount(len(ranks), words)
             for number, rank in enumerate(ranks):
                 progress.log(number)
                 yield rehearse_rank(plan, rank, known=known, traces=traces)
@@ -416,7 +416,7 @@ class _Processes:
             self._others = {process.pid for process in multiprocessing.active_children()}
             one_thread = {"initializer": torch.set_num_threads, "initargs": (1,)}
             self._executor = ProcessPoolExecutor(self._count, fork, **one_thread)
-        progress = RankProgress(len(ranks), words)
+        progress = RehearsedCount(len(ranks), words)
         job = partial(_rehearse_beside_others, plan, traces)
         futures = [self._executor.submit(job, rank) for rank in ranks]
         for place, future in enumerate(futures):
@@ -428,7 +428,7 @@ class _Processes:
             futures[place] = Future()
 
 
-class RankProgress:
+class RehearsedCount:
     """Log how many ranks are done, and about how long the others take."""
 
     def __init__(self, total: int, words: str) -> None:
