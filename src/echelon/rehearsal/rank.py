@@ -66,7 +66,7 @@ class RankRehearsal:
     entries: tuple[Entry, ...]
     """What it gave its communicators, and its waits, from the start to the end of the run."""
     misuses: tuple[Misuse, ...]
-    """Where it touched memory in flight."""
+    """Where it touched memory in flight, or took data for other data."""
     held: Mapping[str, int]
     """Bytes that live between steps, by term."""
     peak_bytes: int
@@ -154,11 +154,17 @@ def _rehearse(
         recorder = _TaskRecorder(rank, events, shapes)
         engine = make_engine(plan, recorder, META, RehearsedCompletion(shapes))
         _name_state(memory, engine)
+<<<<<<< HEAD
         alike = _actions_to_replay(engine) if replays else ()
         model = engine.model
         replay = MicrobatchReplay(shapes, events, model.executor, model.balancer, alike)
         observer = _Observer(memory, step_log)
         with _terms(shapes, engine, observer), replay.installed():
+=======
+        shapes.data.follow(engine.model.buckets)
+        observer = _Observer(memory, step_log)
+        with shapes.data.following(engine.model.executor), _terms(shapes, engine, observer):
+>>>>>>> main
             for step in range(num_steps(plan)):
                 replay.step_began()
                 memory.forget_peak()

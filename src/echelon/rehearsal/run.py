@@ -56,6 +56,7 @@ from echelon.rehearsal.order import (
     DEADLOCK,
     MISMATCH,
     MISSING,
+    OTHER_DATA,
     RECEIVE,
     Entry,
     HostRead,
@@ -63,12 +64,17 @@ from echelon.rehearsal.order import (
     RankClass,
     prove_order,
 )
+<<<<<<< HEAD
 from echelon.rehearsal.rank import (
     RankRehearsal,
     planned_bytes,
     rehearse_rank,
     with_short_rounds,
 )
+=======
+from echelon.rehearsal.patterns import Pattern, patterns_of
+from echelon.rehearsal.rank import RankRehearsal, planned_bytes, rehearse_ranks, with_short_rounds
+>>>>>>> main
 from echelon.rehearsal.roofline import Roofline, roofline_of_plan
 from echelon.rehearsal.shapes import KnownResults
 from echelon.rehearsal.traces import TraceFolder
@@ -91,6 +97,11 @@ class RankClasses:
         messages = plan.layout.collectives.algorithm != BACKEND
         self._each = messages or plan.mesh.world_size <= EVERY_RANK
         self._owned = Counter[int]() if self._each else owned_elements(plan)
+
+    @property
+    def are_ranks(self) -> bool:
+        """True if each rank is a separate class."""
+        return self._each
 
     def of(self, rank: int) -> RankClass:
         """Return the class of a rank."""
@@ -175,6 +186,8 @@ class Rehearsal:
     """Ranks whose logs were compared with those of their class."""
     faults: tuple[RehearsalFault, ...]
     """All that is wrong."""
+    patterns: tuple[Pattern, ...]
+    """Kinds of calls, and why no order hangs or mixes data; none where calls do not fit."""
     num_operations: int
     """Operations in the order that was proven."""
     planned: Mapping[int, Mapping[str, float]]
@@ -223,6 +236,7 @@ class Rehearsal:
                 for one in self.faults
             ],
             "num_operations": self.num_operations,
+            "patterns": [pattern.to_json() for pattern in self.patterns],
             "checked_ranks": list(self.checked),
             "seconds": self.seconds,
             "roofline": None if self.roofline is None else self.roofline.to_json(),
@@ -271,6 +285,7 @@ _RULES: Mapping[str, Rule] = {
     DEADLOCK: rules.REHEARSE_DEADLOCK,
     MISMATCH: rules.REHEARSE_MISMATCH,
     MISSING: rules.REHEARSE_MISSING,
+    OTHER_DATA: rules.REHEARSE_OTHER_DATA,
     MISSING_WAIT: rules.REHEARSE_MISSING_WAIT,
     RELEASED_IN_FLIGHT: rules.REHEARSE_RELEASED_IN_FLIGHT,
     NEVER_AWAITED: rules.REHEARSE_NEVER_AWAITED,
@@ -347,6 +362,7 @@ def rehearse(
             RehearsalFault(rule=rule, ranks=tuple(where), text=text)
             for (rule, text), where in found.items()
         ),
+        patterns=() if proof.faults else patterns_of(logs, every_rank=classes.are_ranks),
         num_operations=proof.num_operations,
         planned={rank: peak.terms for rank, peak in peaks.items()},
         sent=sent,
@@ -491,4 +507,4 @@ def _is_same(one: Entry, other: Entry) -> bool:
 def _of_class(one: Issue) -> tuple[object, ...]:
     name = "" if one.kind == RECEIVE else one.name
     what = (one.communicator, len(one.members), one.kind, name)
-    return (*what, one.num_bytes, one.dtype, one.task, one.opens)
+    return (*what, one.data_of_class, one.num_bytes, one.dtype, one.task, one.opens)
