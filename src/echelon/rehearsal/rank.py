@@ -154,17 +154,11 @@ def _rehearse(
         recorder = _TaskRecorder(rank, events, shapes)
         engine = make_engine(plan, recorder, META, RehearsedCompletion(shapes))
         _name_state(memory, engine)
-<<<<<<< HEAD
-        alike = _actions_to_replay(engine) if replays else ()
-        model = engine.model
-        replay = MicrobatchReplay(shapes, events, model.executor, model.balancer, alike)
-        observer = _Observer(memory, step_log)
-        with _terms(shapes, engine, observer), replay.installed():
-=======
         shapes.data.follow(engine.model.buckets)
         observer = _Observer(memory, step_log)
-        with shapes.data.following(engine.model.executor), _terms(shapes, engine, observer):
->>>>>>> main
+        replay = _replay(engine, shapes, events, walks_all=not replays)
+        followed = shapes.data.following(engine.model.executor)
+        with replay.installed(), followed, _terms(shapes, engine, observer):
             for step in range(num_steps(plan)):
                 replay.step_began()
                 memory.forget_peak()
@@ -203,15 +197,16 @@ def _rehearse(
     return found
 
 
-def _actions_to_replay(engine: TrainEngine) -> Sequence[Action]:
-    """Actions of a rank in a step, where all of its microbatches are alike.
-
-    Empty where parameters are gathered, or gradients are summed, for each of them.
-    """
-    apart = any(bucket.plan.sliced or bucket.adds_slices for bucket in engine.model.buckets)
-    if apart or not engine.computes:
-        return ()
-    return engine.schedule.actions[engine.model.executor.pp_rank]
+def _replay(
+    engine: TrainEngine, shapes: ShapesOnly, events: EventList, *, walks_all: bool
+) -> MicrobatchReplay:
+    """Replay of alike microbatches; of none where each gathers parameters or sums gradients."""
+    model = engine.model
+    apart = any(bucket.plan.sliced or bucket.adds_slices for bucket in model.buckets)
+    actions: Sequence[Action] = ()
+    if engine.computes and not apart and not walks_all:
+        actions = engine.schedule.actions[model.executor.pp_rank]
+    return MicrobatchReplay(shapes, events, model.executor, model.balancer, actions)
 
 
 def _shapes(rank: int, known: KnownResults | None, step_log: StepLog | None) -> ShapesOnly:

@@ -31,7 +31,7 @@ from echelon.core.event import Event, EventList
 from echelon.parallel.expert.balance import Balancer, RoutingStatistics
 from echelon.parallel.pipeline import PipelineExecutor, StepState
 from echelon.rehearsal.memory import MemoryMeter
-from echelon.rehearsal.order import Entry, Issue, Wait
+from echelon.rehearsal.order import Entry, HostRead, Issue, Made, Wait
 from echelon.rehearsal.shapes import META, ShapesOnly
 from echelon.rehearsal.work import KernelWork, WorkCounter
 from echelon.schedule.action import Action, ActionKind
@@ -194,6 +194,8 @@ class Microbatch:
                 continue
             if isinstance(entry, Issue):
                 self.issues.append(place)
+            if isinstance(entry, Made):
+                raise NotAlike("a communicator is made in a pass")
             named.append(replace(entry, task="") if entry.task == task else entry)
         return named
 
@@ -205,7 +207,10 @@ class Microbatch:
                 continue
             if isinstance(entry, Issue):
                 self.issues.append(len(log))
-            log.append(entry if entry.task else replace(entry, task=task))
+            if isinstance(entry, Issue | HostRead) and not entry.task:
+                log.append(replace(entry, task=task))
+            else:
+                log.append(entry)
 
     @property
     def is_closed(self) -> bool:
@@ -270,7 +275,7 @@ class MicrobatchReplay:
             yield
         finally:
             for owner, name, _ in wrapped:
-                delattr(owner, name)
+                vars(owner).pop(name, None)
 
     def step_began(self) -> None:
         """Forget the step before."""

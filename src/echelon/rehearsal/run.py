@@ -64,17 +64,13 @@ from echelon.rehearsal.order import (
     RankClass,
     prove_order,
 )
-<<<<<<< HEAD
+from echelon.rehearsal.patterns import Pattern, patterns_of
 from echelon.rehearsal.rank import (
     RankRehearsal,
     planned_bytes,
     rehearse_rank,
     with_short_rounds,
 )
-=======
-from echelon.rehearsal.patterns import Pattern, patterns_of
-from echelon.rehearsal.rank import RankRehearsal, planned_bytes, rehearse_ranks, with_short_rounds
->>>>>>> main
 from echelon.rehearsal.roofline import Roofline, roofline_of_plan
 from echelon.rehearsal.shapes import KnownResults
 from echelon.rehearsal.traces import TraceFolder

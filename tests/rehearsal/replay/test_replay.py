@@ -13,7 +13,6 @@ from echelon.config.load import load_job
 from echelon.core.event import Event
 from echelon.core.plan import Plan
 from echelon.parallel.pipeline import PipelineExecutor
-from echelon.rehearsal import rank as rank_module
 from echelon.rehearsal.order import Entry, Issue, Wait
 from echelon.rehearsal.rank import RankRehearsal, rehearse_rank
 from echelon.rehearsal.replay import (
@@ -76,7 +75,7 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[Action]:
 def walked_whole(plan: Plan, rank: int, monkeypatch: pytest.MonkeyPatch) -> RankRehearsal:
     """Return what a rank does whose microbatches are all walked."""
     with monkeypatch.context() as patch:
-        patch.setattr(rank_module, "_actions_to_replay", lambda _: ())
+        patch.setattr("echelon.rehearsal.replay.MicrobatchReplay._is_replayed", lambda *_: False)
         return rehearse_rank(plan, rank)
 
 
