@@ -74,8 +74,8 @@ _LEAST_SHARE = 1 / 16  # root mean square of rounding errors, in unit roundoffs;
 def _rounded_sum(gradient: WrongGradientOfProgram) -> Iterator[ProofFinding]:
     """Find a dtype whose rounding all wrong gradients of the step are off by, element by element.
 
-    An element is as rough as the sum of what the ranks add: another function is no respecter of
-    that.
+    The error of an element goes as the sum of the ranks' absolute values. That of another function
+    does not.
     """
     evidence, step = gradient.evidence, gradient.step
     for dtype in _NARROW:
@@ -287,7 +287,7 @@ def _misplaced(gradient: WrongGradientOfProgram) -> Iterator[ProofFinding]:
 
 
 def excluded(gradient: WrongGradientOfProgram) -> str:
-    """Return what was tried on a gradient without a cause, and what each leaves unexplained."""
+    """Return the causes tried on a gradient, and the share that each leaves unexplained."""
     evidence, step, part = gradient.evidence, gradient.step, gradient.wrong[0]
     right, seen = part.of(gradient.right), part.tensor.double()
     left = {"a factor": fit_factor(seen, right)[1]}

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What attention of a program is called with, beside one device: masks, positions, heads, scale.
+"""Arguments of a program's attention compared with one device: masks, positions, heads, scale.
 
-Only calls of `scaled_dot_product_attention` are seen. Queries of a rank are found among those of
-one device by their values. Rotated ones have the right lengths: their angles tell positions.
+Only calls of `scaled_dot_product_attention` are seen. Values show which queries a rank has.
+Rotated queries have the right lengths, and their angles show positions.
 
 Shape suffixes: B sequences, H heads, T queries, S keys, d width of a head.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 
@@ -25,7 +27,7 @@ _HEADS, _TOKENS = 1, 2  # dims
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedAttention:
-    """Hold a call of a rank beside that of one device, and where its queries lie in those."""
+    """Hold a call of a rank, the call of one device, and the part of its queries on the rank."""
 
     rank: int
     seen: AttentionCall
@@ -35,7 +37,7 @@ class ComparedAttention:
     rotated: bool
 
     def allowed(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return which keys queries may meet, here and on one device, [B, 1, T, S].
+        """Return the masks of the rank and of one device, [B, 1, T, S].
 
         None where the keys are others, so that nothing can be compared.
         """
@@ -51,9 +53,9 @@ class ComparedAttention:
 def explain_attention(evidence: CapturedEvidence, step: int) -> ProofFinding | None:
     """Return the first module whose attention is called otherwise, and how; None without one."""
     fits = PassedStep(evidence, step).fits
-    mine = [one for one in evidence.passed.attention if one.step == step]
-    once = [one for one in mine if sum(one.name == other.name for other in mine) == 1]
-    for right in once:
+    calls = [call for call in evidence.passed.attention if call.step == step]
+    count = Counter(call.name for call in calls)
+    for right in (call for call in calls if count[call.name] == 1):
         pairs = [
             pair
             for capture in evidence.run.captures
@@ -61,10 +63,10 @@ def explain_attention(evidence: CapturedEvidence, step: int) -> ProofFinding | N
             if (seen.step, seen.name) == (step, right.name)
             and (pair := _compared(capture.rank, seen, right, fits)) is not None
         ]
-        found = [(pair.rank, finding) for pair in pairs if (finding := next(_findings(pair), None))]
-        if found:
-            ranks = tuple(sorted({rank for rank, _ in found}))
-            finding = replace(found[0][1], tensor=right.name, ranks=ranks)
+        findings = {pair.rank: finding for pair in pairs for finding in islice(_findings(pair), 1)}
+        if findings:
+            ranks = tuple(sorted(findings))
+            finding = replace(findings[ranks[0]], tensor=right.name, ranks=ranks)
             axis = finding.axis and _axis_of_parts(evidence, pairs)
             finding = replace(finding, axis=axis)
             held = {pair.rank for pair in pairs}
@@ -73,7 +75,7 @@ def explain_attention(evidence: CapturedEvidence, step: int) -> ProofFinding | N
 
 
 _OF_PARTS = "parts"
-"""The axis of a finding that is that along which sequences are split."""
+"""Stands for the axes along which sequences are split."""
 
 
 def _axis_of_parts(evidence: CapturedEvidence, pairs: list[ComparedAttention]) -> str:
@@ -142,13 +144,13 @@ def _other_heads(pair: ComparedAttention) -> Iterator[ProofFinding]:
         return
     for head in range(heads):
         query = _head_of(pair.seen.q_BHTd, pair.right.q_BHTd, head, pair.fits)
-        met = pair.seen.k_BHSd[:, (key := head // (heads // of)) : key + 1]
-        found = _head_of(met, pair.right.k_BHSd, 0, pair.fits)
-        if query is None or found is None:
+        key_head = pair.seen.k_BHSd[:, (key := head // (heads // of)) : key + 1]
+        local = _head_of(key_head, pair.right.k_BHSd, 0, pair.fits)
+        if query is None or local is None:
             continue
         wanted = query // (whole // whole_of)
-        if _place(met, pair.right.k_BHSd[:, wanted : wanted + 1], pair.fits) is None:
-            says = f"in {pair.right.name} head {query} of the queries meets head {found} of the "
+        if _place(key_head, pair.right.k_BHSd[:, wanted : wanted + 1], pair.fits) is None:
+            says = f"in {pair.right.name} head {query} of the queries meets head {local} of the "
             says += f"keys, and head {wanted} on one device: heads are cut or repeated wrongly"
             yield ProofFinding("attention cut", says)
             return
