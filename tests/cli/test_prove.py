@@ -80,6 +80,28 @@ def test_the_one_process_is_compared_with_an_independent_implementation(
     assert text.endswith("\nproven\n")
 
 
+def test_exported_weights_are_read_again(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prove", "nano", "--export"]) == 0
+    text = capsys.readouterr().out.partition("a whole run of the trainer")[2]
+    assert "logits of exported weights, as other libraries read them" in text
+    assert "hf of llama" in text
+    assert text.endswith("\nproven\n")
+
+
+APART = ("mesh.dp_replicate=2", "servers.count=2", "servers.updates=asynchronous")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--subject", "tests.proof.toy:build"], [f for value in APART for f in ("--set", value)]],
+)
+def test_exports_without_a_whole_run_are_refused(
+    capsys: pytest.CaptureFixture[str], flags: list[str]
+) -> None:
+    assert main(["prove", "nano", "--export", *flags]) == 2
+    assert "exports end a whole run" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_json_holds_the_whole_proof(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", "nano", *SPLIT, "--json"]) == 0

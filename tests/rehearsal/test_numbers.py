@@ -74,6 +74,18 @@ def _no_filling_buckets(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GradientSums, "write", lambda self, name, count=1: None)
 
 
+def _no_bound_of(name: str) -> Plant:
+    def plant(patch: pytest.MonkeyPatch) -> None:
+        right = numbers.transient_terms
+        patch.setattr(
+            numbers,
+            "transient_terms",
+            lambda *given: tuple(term for term in right(*given) if term.name != name),
+        )
+
+    return plant
+
+
 def _no_offload_buffers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rank_peak, "offload_buffer_bytes", lambda *_: 0)
 
@@ -161,6 +173,16 @@ MISTAKES: dict[str, tuple[tuple[str, ...], Plant, str]] = {
         ("mesh.dp_shard=2", "zero.stage=3", "zero.optimizer_offload=host"),
         _no_offload_buffers,
         "buffers at the peak",
+    ),
+    "no bound of whole units": (
+        ("mesh.dp_shard=2", "zero.stage=3"),
+        _no_bound_of("whole units of parameters"),
+        "gathered parameters in a step, at most",
+    ),
+    "no bound of sums": (
+        ("mesh.dp_shard=2", "zero.stage=2"),
+        _no_bound_of("gradients being summed"),
+        "buffers in a step, at most",
     ),
     "one microbatch more is held": (PIPE, _one_more_held, "activations held at once"),
     "two actions are turned": (PIPE, _other_order, "was"),

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -233,12 +232,12 @@ def _finish(task: ExportTask, run: Path, data: Path | None, folder: Path) -> str
     """Write what stands beside weights, and read what was written; return what is said of it."""
     from echelon.core.parameters import base_shape
     from echelon.interop.hugging_face.adapters import ADAPTER_CONFIG, adapter_config
-    from echelon.interop.hugging_face.folder import hub_config, own_config
-    from echelon.models.precision import TORCH_DTYPES
+    from echelon.interop.hugging_face.folder import hub_config
     from echelon.telemetry.run_directory import run_of
     from echelon.training.checkpoint.index import read_index
     from echelon.training.data.beside_weights import files_beside
     from echelon.training.weights.files import find_weights
+    from echelon.training.weights.writers.task import write_config
 
     base = base_shape(task.shape)
     if task.to not in _FILES:
@@ -253,12 +252,7 @@ def _finish(task: ExportTask, run: Path, data: Path | None, folder: Path) -> str
         text = adapter_config(task.shape, architecture)
         (folder / ADAPTER_CONFIG).write_text(text, encoding="utf-8")
         return beside.said
-    dtype = str(TORCH_DTYPES[task.dtype]).removeprefix("torch.")
-    own = task.to == "echelon"
-    shape_keys = own_config(base) if own else hub_config(base, task.model_type).keys
-    keys = {**shape_keys, "torch_dtype": dtype, **beside.config}
-    text = json.dumps(dict(sorted(keys.items())), indent=2) + "\n"
-    (folder / "config.json").write_text(text, encoding="utf-8")
+    write_config(replace(task, folder=str(folder)), beside.config)
     find_weights(folder, base)
     return beside.said
 

@@ -286,7 +286,12 @@ def _require_search(aim: SearchAim, pins: Sequence[str]) -> None:
 
 
 def prove(
-    plan: GivenPlan, *, subject: str | None = None, independent: bool = False, late: bool = False
+    plan: GivenPlan,
+    *,
+    subject: str | None = None,
+    independent: bool = False,
+    late: bool = False,
+    export: bool = False,
 ) -> Proof:
     """Return the proof of `plan`: ranks started here, compared with one process tensor by tensor.
 
@@ -295,7 +300,9 @@ def prove(
     engine to put through the same claims, without that run. `independent` also compares the one
     process with a second implementation that shares no code with it, and with transformers where
     that is installed and has the model. With `late` all is run once more with operations that
-    complete only when they are awaited, and must give the same bits.
+    complete only when they are awaited, and must give the same bits. With `export` the whole run
+    ends with exports in every format, read again by transformers and by the second implementation;
+    so it does without it where adapters are merged, or a family lays its weights out otherwise.
     `plan` may also be what has one, such as the answer of `ec.plan`. `proof.proven` says whether it
     holds; `proof.require()` raises ProofFailed.
     """
@@ -306,30 +313,35 @@ def prove(
         from echelon.proof.independent.optimizers import require_formula
 
         require_formula(plan.mathematics.optimizer)
-        proof = prove(plan, subject=subject, late=late)
+        proof = prove(plan, subject=subject, late=late, export=export)
         beside = independent_pass(proof.shrunk_plan, proof.num_steps)
         return replace(proof, independent=beside)
     with ranks_of(plan, subject) as run_ranks:
         from echelon.proof.whole_run.whole_run import prove_with_whole_run
 
-        return prove_with_whole_run(plan, run_ranks=run_ranks, subject=subject, late=late)
+        return prove_with_whole_run(
+            plan, run_ranks=run_ranks, subject=subject, late=late, export=export
+        )
 
 
-def bisect(plan: GivenPlan, *, subject: str | None = None, late: bool = False) -> Bisection | None:
+def bisect(
+    plan: GivenPlan, *, subject: str | None = None, late: bool = False, export: bool = False
+) -> Bisection | None:
     """Return the smallest run that fails its proof as `plan` does; None where `plan` is proven.
 
     Settings, axes of the mesh, blocks and microbatches are left out or halved as long as the same
-    rule is broken; every run on the way is proven as `prove` does (`late` or not), on ranks started
-    here.
+    rule is broken; every run on the way is proven as `prove` does (`late` and `export` or not), on
+    ranks started here.
     """
     plan = plan_from_given(plan)
     with ranks_of(plan, subject) as run_ranks:
         from echelon.proof.bisect.bisect import bisect as bisect_with
         from echelon.proof.whole_run.whole_run import prove_with_whole_run
 
-        return bisect_with(
-            plan, partial(prove_with_whole_run, run_ranks=run_ranks, subject=subject, late=late)
+        prover = partial(
+            prove_with_whole_run, run_ranks=run_ranks, subject=subject, late=late, export=export
         )
+        return bisect_with(plan, prover)
 
 
 @contextmanager

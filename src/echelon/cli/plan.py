@@ -176,15 +176,20 @@ def _show(
         times = unit_times_from_job(job)
         assumed, searched = assumed_of_job(job), search_note_of_job(job)
         text = "" if json else plan_text(job.plan, times, searched, assumed, columns=columns)
+        needed = json or files.has_report
+        document = plan_json(job.plan, times, assumed) if needed else {}
     if json:
-        print_json("plan", plan_json(job.plan, times, assumed))
+        print_json("plan", document)
     print(in_singular(text), end="")
     if why:
         _explain(run, settings, job.plan, columns=columns)
     if files.has_report:
         from echelon.page.documents.plan import plan_page
+        from echelon.planner.report.printed_numbers import require_page
 
-        files.write_report(plan_page(job.plan, times))
+        page = plan_page(job.plan, times)
+        require_page(page, document)
+        files.write_report(page)
     return 0 if plan_fits(job.plan) else 1
 
 
@@ -291,8 +296,12 @@ def run_search(question: SearchQuestion) -> int:
         _write_outputs(answer, question.files)
         if question.files.has_report:
             from echelon.page.documents.search import search_page
+            from echelon.planner.answer.search_json import found_json
+            from echelon.planner.report.printed_numbers import require_page
 
-            question.files.write_report(search_page(found, asked))
+            page = search_page(found, asked)
+            require_page(page, found_json(found))
+            question.files.write_report(page)
     if answer.interrupted:
         note(
             f"{answer.num_computed:,} plans computed of {answer.num_legal:,} met before the "

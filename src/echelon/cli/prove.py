@@ -58,6 +58,10 @@ def prove(
         bool,
         Parameter(help="Also complete operations as late as they may, and compare.", negative=""),
     ] = False,
+    export: Annotated[
+        bool,
+        Parameter(help="Also export trained weights in every format, and read them.", negative=""),
+    ] = False,
     out: ReportNames = (),
     json: Json = False,
 ) -> int:
@@ -67,12 +71,16 @@ def prove(
     """
     files = WrittenFiles.read(out, REPORT)
     if module is not None:
-        if subject is not None or ranks is not None or bisect or independent or late or out:
+        if (
+            subject is not None
+            or ranks is not None
+            or any((bisect, independent, late, export, out))
+        ):
             example = f"echelon prove nano --set mesh.tp=2 --module {module}"
             raise bad_argument("a module is proven under a run, without these flags", example)
         return _prove_module(module, run or "nano", settings, as_json=json)
     if subject is not None and subject.partition(":")[0].endswith(".py"):
-        if run is not None or settings or independent or late or out:
+        if run is not None or settings or any((independent, late, export, out)):
             example = f"echelon prove --subject {subject}"
             raise bad_argument("a run and its flags say nothing of a program", example)
         return _prove_file(subject, ranks, bisect=bisect, as_json=json)
@@ -82,9 +90,8 @@ def prove(
     if ranks is not None:
         example = f"echelon prove {run} --set mesh.tp={max(ranks, 1)}"
         raise bad_argument("--ranks is for a program: a run has its mesh", example)
-    return _prove_run(
-        run, settings, subject, _Extras(bisect, independent, late, files), as_json=json
-    )
+    extras = _Extras(bisect, independent, late, export, files)
+    return _prove_run(run, settings, subject, extras, as_json=json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,7 @@ class _Extras:
     bisect: bool
     independent: bool
     late: bool
+    export: bool
     files: WrittenFiles
 
 
@@ -124,12 +132,18 @@ def _prove_run(
     require_memory_for_ranks(plan.mesh.world_size)
     note(f"proving {plan.name} on {plan.mesh.world_size} ranks beside one process ...")
     with working("proving", lines=not as_json):
-        proof = prove_plan(plan, subject=subject, independent=extras.independent, late=extras.late)
+        proof = prove_plan(
+            plan,
+            subject=subject,
+            independent=extras.independent,
+            late=extras.late,
+            export=extras.export,
+        )
     if is_run and not settings and subject is None:
         proof.write(folder.path / PROOF_FILE)
     if extras.files.has_report:
         extras.files.write_report(proof_page(proof.to_json()))
-    smallest = partial(bisect_plan, plan, subject=subject, late=extras.late)
+    smallest = partial(bisect_plan, plan, subject=subject, late=extras.late, export=extras.export)
     return _conclude(proof, "run", bisect=smallest if extras.bisect else None, as_json=as_json)
 
 

@@ -2,8 +2,9 @@
 """Printed numbers of a plan, compared with a rehearsed rank.
 
 Bytes sent by axis and to other nodes, model state, actions, messages and microbatches held are
-counted: they must be equal. A peak is the highest moment of a list of operators, and may be off by
-`PEAK_ERROR`. Where a peak is off, `STATE_ERROR` of it may come from gathered parameters or buffers.
+counted: they must be equal. What a step takes "at most" is a bound. A peak is the highest moment of
+a list of operators, and may be off by `PEAK_ERROR`. If it is off, gathered parameters or buffers
+may explain `STATE_ERROR` of it.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from echelon.core.axis import Axis
+from echelon.core.choices.collective_algorithms import BACKEND
 from echelon.core.plan import Plan
+from echelon.cost.bytes.expert_memory import IN_DISPATCH
 from echelon.cost.bytes.sent import bytes_sent
 from echelon.cost.bytes.terms import far_bytes_by_axis
+from echelon.cost.bytes.transient import ATTENTION, WHOLE_UNITS, transient_terms
 from echelon.cost.peak.rank_peak import RankPeak
 from echelon.layout.islands import plan_and_rank
 from echelon.layout.stage import pp_rank_of
@@ -40,6 +44,12 @@ _AT_PEAK: Mapping[str, tuple[tuple[str, ...], float]] = {
     "activations and messages": ((ACTIVATIONS, MESSAGES), PEAK_ERROR),
 }
 """Terms of a peak that are told together, and their share of the peak that may be off."""
+
+
+def with_sums_of_nccl(plan: Plan) -> Plan:
+    """Return a plan that sums by its backend: what arrives for sums of messages has no memory."""
+    collectives = replace(plan.layout.collectives, algorithm=BACKEND)
+    return replace(plan, layout=replace(plan.layout, collectives=collectives))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +121,8 @@ def plan_numbers(
     yield from _of_peak(found, peak)
     if not plan.mesh.is_server(rank):
         yield from _of_schedule(plan, found)
+        if not plan.mathematics.local_sgd.active:
+            yield from _in_a_step(plan, found)
 
 
 def _counted(rank: int, name: str, planned: float, rehearsed: float, part: str = "") -> PlanNumber:
@@ -153,6 +165,30 @@ def _of_peak(found: RankRehearsal, peak: RankPeak) -> Iterator[PlanNumber]:
             error=explained if (planned - rehearsed) * off > 0 else 0.0,
             allowed=share * whole,
             note=note,
+        )
+
+
+def _in_a_step(plan: Plan, found: RankRehearsal) -> Iterator[PlanNumber]:
+    """Yield bounds of gathered parameters and of buffers, and the most of each in the rehearsal.
+
+    Keys of other context ranks and rows of experts are activations of a block there.
+    """
+    terms = transient_terms(with_sums_of_nccl(plan), pp_rank_of(plan, found.rank))
+    on_device = {term.name: term.bytes for term in terms if term.pool == "device"}
+    gathered = on_device.pop(WHOLE_UNITS, 0)
+    buffers = sum(size for name, size in on_device.items() if name not in (ATTENTION, IN_DISPATCH))
+    for name, term, most in (
+        ("gathered parameters", GATHERED, gathered),
+        ("buffers", BUFFERS, buffers),
+    ):
+        rehearsed = found.most.get(term, 0)
+        yield PlanNumber(
+            rank=found.rank,
+            name=f"{name} in a step, at most",
+            planned=most,
+            rehearsed=rehearsed,
+            error=max(0, rehearsed - most),
+            allowed=STATE_ERROR * found.peak_bytes,
         )
 
 

@@ -65,7 +65,7 @@ class RankRehearsal:
     entries: tuple[Entry, ...]
     """What it gave its communicators, and its waits, from the start to the end of the run."""
     misuses: tuple[Misuse, ...]
-    """Where it touched memory in flight."""
+    """Where it touched memory in flight, or took data for other data."""
     held: Mapping[str, int]
     """Bytes that live between steps, by term."""
     peak_bytes: int
@@ -148,8 +148,9 @@ def rehearse_rank(
         recorder = _TaskRecorder(rank, events, shapes)
         engine = make_engine(plan, recorder, META, RehearsedCompletion(shapes))
         _name_state(memory, engine)
+        shapes.data.follow(engine.model.buckets)
         observer = _Observer(memory, step_log)
-        with _terms(shapes, engine, observer):
+        with shapes.data.following(engine.model.executor), _terms(shapes, engine, observer):
             for step in range(num_steps(plan)):
                 memory.forget_peak()
                 held = memory.now()

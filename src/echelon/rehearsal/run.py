@@ -50,11 +50,12 @@ from echelon.layout.muon import muon_exchange
 from echelon.layout.stage import expert_index_of, pp_rank_of
 from echelon.parallel.expert.token_dispatcher import ROWS_OF_EXPERTS
 from echelon.rehearsal.memory import MISSING_WAIT, NEVER_AWAITED, RELEASED_IN_FLIGHT
-from echelon.rehearsal.numbers import PlanNumber, plan_numbers
+from echelon.rehearsal.numbers import PlanNumber, plan_numbers, with_sums_of_nccl
 from echelon.rehearsal.order import (
     DEADLOCK,
     MISMATCH,
     MISSING,
+    OTHER_DATA,
     RECEIVE,
     Entry,
     HostRead,
@@ -62,6 +63,7 @@ from echelon.rehearsal.order import (
     RankClass,
     prove_order,
 )
+from echelon.rehearsal.patterns import Pattern, patterns_of
 from echelon.rehearsal.rank import RankRehearsal, planned_bytes, rehearse_ranks, with_short_rounds
 from echelon.rehearsal.roofline import Roofline, roofline_of_plan
 from echelon.rehearsal.traces import TraceFolder
@@ -83,6 +85,11 @@ class RankClasses:
         messages = plan.layout.collectives.algorithm != BACKEND
         self._each = messages or plan.mesh.world_size <= EVERY_RANK
         self._owned = Counter[int]() if self._each else owned_elements(plan)
+
+    @property
+    def are_ranks(self) -> bool:
+        """True if each rank is a separate class."""
+        return self._each
 
     def of(self, rank: int) -> RankClass:
         """Return the class of a rank."""
@@ -165,6 +172,8 @@ class Rehearsal:
     """Ranks whose logs were compared with those of their class."""
     faults: tuple[RehearsalFault, ...]
     """All that is wrong."""
+    patterns: tuple[Pattern, ...]
+    """Kinds of calls, and why no order hangs or mixes data; none where calls do not fit."""
     num_operations: int
     """Operations in the order that was proven."""
     planned: Mapping[int, Mapping[str, float]]
@@ -213,6 +222,7 @@ class Rehearsal:
                 for one in self.faults
             ],
             "num_operations": self.num_operations,
+            "patterns": [pattern.to_json() for pattern in self.patterns],
             "checked_ranks": list(self.checked),
             "seconds": self.seconds,
             "roofline": None if self.roofline is None else self.roofline.to_json(),
@@ -261,6 +271,7 @@ _RULES: Mapping[str, Rule] = {
     DEADLOCK: rules.REHEARSE_DEADLOCK,
     MISMATCH: rules.REHEARSE_MISMATCH,
     MISSING: rules.REHEARSE_MISSING,
+    OTHER_DATA: rules.REHEARSE_OTHER_DATA,
     MISSING_WAIT: rules.REHEARSE_MISSING_WAIT,
     RELEASED_IN_FLIGHT: rules.REHEARSE_RELEASED_IN_FLIGHT,
     NEVER_AWAITED: rules.REHEARSE_NEVER_AWAITED,
@@ -276,12 +287,6 @@ _Found = tuple[Rule, str]
 def on_nccl(plan: Plan) -> Plan:
     """Return a plan as it is on GPUs: one for a CPU adds up its sums itself, and offloads apart."""
     return replace(plan, cluster=replace(plan.cluster, backend="nccl"))
-
-
-def with_sums_of_nccl(plan: Plan) -> Plan:
-    """Return a plan that sums by its backend: what arrives for sums of messages has no memory."""
-    collectives = replace(plan.layout.collectives, algorithm=BACKEND)
-    return replace(plan, layout=replace(plan.layout, collectives=collectives))
 
 
 def rehearse(
@@ -344,6 +349,7 @@ def rehearse(
             RehearsalFault(rule=rule, ranks=tuple(where), text=text)
             for (rule, text), where in found.items()
         ),
+        patterns=() if proof.faults else patterns_of(logs, every_rank=classes.are_ranks),
         num_operations=proof.num_operations,
         planned={rank: peak.terms for rank, peak in peaks.items()},
         sent=sent,
@@ -447,4 +453,4 @@ def _is_same(one: Entry, other: Entry) -> bool:
 def _of_class(one: Issue) -> tuple[object, ...]:
     name = "" if one.kind == RECEIVE else one.name
     what = (one.communicator, len(one.members), one.kind, name)
-    return (*what, one.num_bytes, one.dtype, one.task, one.opens)
+    return (*what, one.data_of_class, one.num_bytes, one.dtype, one.task, one.opens)

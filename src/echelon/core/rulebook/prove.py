@@ -17,6 +17,19 @@ PROVE_QUANTISED_SUMS = Rule(
     fixed="codes = round(x / scales)",
 )
 
+PROVE_REPAIRS_NOTHING = Rule(
+    id="prove-repairs-nothing",
+    why="""
+    A proof runs a small plan in the place of the given one: the same split of fewer blocks, heads,
+    experts and tokens. What divides evenly in one of them must do so in the other. With heads that
+    tensor ranks cannot share, say, the small plan would have heads that they can, and its proof
+    would say nothing of the given plan. Such a plan breaks other rules first; this one holds where
+    a plan reaches a proof past them.
+    """,
+    bad="shrink(plan)                                    # 6 heads on 4 ranks become 8",
+    fixed="require_nothing_mended(plan, shrink(plan))",
+)
+
 PROVE_SUBJECT = Rule(
     id="prove-subject",
     why="""
@@ -35,7 +48,7 @@ PROVE_INITIAL_WEIGHTS = Rule(
     the ranks must hold the very bits that one device holds.
     """,
     bad="torch.manual_seed(seed + rank); nn.init.normal_(local_weight)",
-    fixed="initial_values(shape, spec, seed, offset=offset, size=size)",
+    fixed="initial_values(shape, spec, seed, offset=offset, into=part)",
 )
 
 PROVE_NOTHING_DROPPED = Rule(
@@ -408,6 +421,29 @@ PROVE_TRAINER_TEXT = Rule(
     """,
     bad="model(tokens)                                   # in training mode",
     fixed="echelon generate RUN",
+)
+
+PROVE_TRAINER_EXPORT = Rule(
+    id="prove-trainer-export",
+    why="""
+    Weights that leave for another library must give the logits there that they give here. Families
+    fuse or transpose matrices, and keep rotary pairs side by side or norms less one; adapters are
+    merged into the weights of their layers, a few rows at a time. `prove --export` writes the
+    trained weights in every format that the model has. transformers or the independent
+    implementation reads each folder, and the proof names the first wrong tensor.
+    """,
+    bad="merged = weight + lora_b @ lora_a               # without alpha / rank",
+    fixed="merged = weight + alpha / rank * (lora_b @ lora_a)",
+)
+
+PROVE_TRAINER_IMPORT = Rule(
+    id="prove-trainer-import",
+    why="""
+    A run that starts from an export (`train.weights`) has the weights that were exported: each
+    tensor, from every file of the folder, in the order of rows that the model here has.
+    """,
+    bad='query = stored["attention.wq"]                  # pairs side by side, as Meta turns them',
+    fixed='query = halves(stored["attention.wq"])',
 )
 
 

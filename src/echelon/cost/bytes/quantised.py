@@ -90,6 +90,18 @@ def int8_message_bytes(plan: Plan, bucket: BucketPlan) -> int:
     return codes + bucket.int8_blocks * size
 
 
+def int8_encoding_bytes(plan: Plan, bucket: BucketPlan) -> int:
+    """Bytes on top while a slice becomes codes: its numbers twice, scales, codes and the piece.
+
+    0 without gathers in int8.
+    """
+    if not bucket.int8_blocks:
+        return 0
+    size, numbers = largest_number_bytes(plan.mathematics.precision), slice_elements(plan, bucket)
+    scales = 3 * size * bucket.int8_blocks * numbers // bucket.num_elements
+    return 2 * numbers * (size + CODE_BYTES) + scales
+
+
 def largest_number_bytes(precision: Precision) -> int:
     """Return the bytes of the largest number of a square, as ranks tell each other of it."""
     return max(WIDE_BYTES, DTYPE_BYTES[precision.parameters])

@@ -38,6 +38,7 @@ from echelon.cost.bytes.context_memory import most_attention_memory
 from echelon.cost.bytes.expert_memory import rows_in_dispatch
 from echelon.cost.bytes.quantised import (
     gathered_element_bytes,
+    int8_encoding_bytes,
     int8_message_bytes,
     quantised_sum_copies,
     second_hop_copies,
@@ -62,6 +63,11 @@ from echelon.layout.stage import RankPart, rank_part
 
 BUCKETS_IN_FLIGHT = 2
 """Buckets whose sum may be under way while another one fills, where memory waits for its end."""
+
+WHOLE_UNITS = "whole units of parameters"
+"""Name of the term of gathered parameters."""
+ATTENTION = "attention over context ranks"
+"""Name of the term of keys of other ranks, and of scores."""
 
 MUON_IN_FLIGHT = 4
 """Buckets of matrices whose pieces or results are on their way at a time."""
@@ -151,6 +157,7 @@ def _most_whole(
 def _gathered(plan: Plan, part: RankPart, buckets: Buckets) -> HeldTerm:
     size = DTYPE_BYTES[plan.mathematics.precision.parameters]
     most = most_whole_bytes(plan, part, buckets)
+    most += max((int8_encoding_bytes(plan, bucket) for bucket in buckets), default=0)
     numbers = f"{most // size:,} x {size}"
     if any(bucket.fp8_squares for bucket in buckets):
         numbers = f"{most:,} bytes of codes, and of what is not multiplied in 8 bits x {size}"
@@ -158,7 +165,7 @@ def _gathered(plan: Plan, part: RankPart, buckets: Buckets) -> HeldTerm:
         numbers = f"{most:,} bytes of parameters, and of what they are made of in int8"
     kept = f"{1 + plan.layout.zero.prefetch} units"
     which = kept if plan.layout.zero.reshard_after_forward else "all units"
-    return HeldTerm(name="whole units of parameters", bytes=most, formula=f"{which}: {numbers}")
+    return HeldTerm(name=WHOLE_UNITS, bytes=most, formula=f"{which}: {numbers}")
 
 
 def _filling(plan: Plan, buckets: Buckets) -> HeldTerm:
@@ -331,8 +338,8 @@ def _blocks(plan: Plan, part: RankPart) -> Iterator[HeldTerm]:
     Attention is that of the context rank with most of it.
     """
     if plan.mesh.cp > 1 and part.blocks:
-        name, peak = "attention over context ranks", most_attention_memory(plan).peak
-        yield HeldTerm(name=name, bytes=peak.bytes, formula=f"{peak.name}: {peak.formula}")
+        peak = most_attention_memory(plan).peak
+        yield HeldTerm(name=ATTENTION, bytes=peak.bytes, formula=f"{peak.name}: {peak.formula}")
     if any(expert_blocks(plan, stage) for stage in part.stages):
         yield rows_in_dispatch(plan)
 

@@ -41,9 +41,14 @@ MOST_ACTIONS = 40_000
 KIND_WORDS = ("forward", "input gradient", "weight gradient", "backward")
 
 
-def plan_page(plan: Plan, times: UnitTimes | None = None) -> PageDocument:
-    """Return the page of a plan, its stages timed by `times`, or modelled."""
-    estimate = estimate_plan(plan, times)
+def plan_page(
+    plan: Plan, times: UnitTimes | None = None, estimate: Estimate | None = None
+) -> PageDocument:
+    """Return the page of a plan, its stages timed by `times`, or modelled.
+
+    `estimate`: the numbers of a search, perhaps for another trainer.
+    """
+    estimate = estimate or estimate_plan(plan, times)
     return PageDocument(
         title=f"{plan.name}: plan",
         subject=subject_of_plan(plan),

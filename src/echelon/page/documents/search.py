@@ -33,7 +33,7 @@ def search_page(found: Recommendation | SearchResult, command: str | None) -> Pa
     answer = found.answer if isinstance(found, Recommendation) else found
     plan = answer.first.plan
     assert plan is not None, "what is the best of an answer has become a Plan"
-    page = plan_page(plan)
+    page = plan_page(plan, estimate=answer.first.estimate)
     return replace(page, sections=(*_found_sections(found, answer, command), *page.sections))
 
 

@@ -47,6 +47,7 @@ from echelon.planner.predict.bands import (
     tokens_per_s_band,
 )
 from echelon.planner.recommend.recommend import Recommendation
+from echelon.planner.report.printed_numbers import require_agreement
 from echelon.planner.search.ranked import RankedPlan
 from echelon.planner.search.request import SearchRequest
 from echelon.planner.view.document import DataTable
@@ -397,11 +398,9 @@ class SizesAnswer:
 
 def sizes_json(found: Sequence[Recommendation]) -> dict[str, Any]:
     """Return what was found on each cluster as JSON values."""
-    return {
-        "sizes": [
-            {**answer_json(one.answer), "recommended": recommendation_json(one)} for one in found
-        ]
-    }
+    sizes = [{**answer_json(one.answer), "recommended": recommendation_json(one)} for one in found]
+    require_agreement({"sizes": sizes})
+    return {"sizes": sizes}
 
 
 def sizes_text(

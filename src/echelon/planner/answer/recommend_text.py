@@ -38,7 +38,7 @@ from echelon.planner.recommend.recommend import (
     WithoutHost,
     noise,
 )
-from echelon.planner.report.estimate import has_driver, mfu_text
+from echelon.planner.report.estimate import has_driver, mfu_text, price_text
 from echelon.planner.search.candidate import CandidatePlan, splitting_axes
 from echelon.planner.search.options import MOST_STAGE
 from echelon.planner.search.ranked import expected_of_request
@@ -156,10 +156,7 @@ def answer_facts(found: Recommendation) -> Iterator[tuple[str, str]]:
         yield ("expected", expected_line(expected_of_request(request, estimate)))
     if request.price is not None:
         price = price_band(estimate, request.price)
-        yield (
-            "price",
-            f"{price.value:.4g} ({price.low:.4g} to {price.high:.4g}) for a million tokens",
-        )
+        yield "price", price_text(price, estimate.devices, request.cluster.num_devices)
     yield ("why", " ".join(reasons(found)))
     yield ("binds", _binds(estimate))
 

@@ -19,7 +19,8 @@ from echelon.planner.explain.why import Explanation
 from echelon.planner.predict.bands import BandedTerms, price_band
 from echelon.planner.predict.estimate import Estimate
 from echelon.planner.recommend.recommend import Recommendation, noise
-from echelon.planner.report.estimate import band_json, estimate_json
+from echelon.planner.report.estimate import band_json, estimate_json, price_with_idle
+from echelon.planner.report.printed_numbers import require_agreement
 from echelon.planner.search.ranked import RankedPlan, expected_of_request
 from echelon.planner.search.request import SearchRequest
 from echelon.planner.search.search import SearchResult
@@ -37,6 +38,7 @@ def found_json(
     told["search"] = answer_json(answer, front)
     if recommended:
         told["recommended"] = recommendation_json(found)
+    require_agreement(told)
     return told
 
 
@@ -56,6 +58,7 @@ def answer_json(answer: SearchResult, front: Sequence[RankedPlan] = ()) -> dict[
         "sequence_length": numbers.sequence_length,
         "objective": request.objective,
         "trainer": request.trainer,
+        "price_per_device_hour": request.price,
         "pins": dict(request.pins.texts),
         "assumed": list(request.defaults_taken),
         "interrupted": answer.interrupted,
@@ -107,9 +110,17 @@ def choices_json(one: RankedPlan) -> dict[str, Any]:
 def price_json(request: SearchRequest, estimate: Estimate) -> dict[str, Any]:
     """Return what a million tokens cost as JSON values: nothing where there is no price."""
     if request.price is None:
-        return {"price_of_a_million_tokens": None, "price_band": None}
+        return dict.fromkeys(
+            ("price_of_a_million_tokens", "price_band", "price_with_idle_devices"), None
+        )
     price = price_band(estimate, request.price)
-    return {"price_of_a_million_tokens": price.value, "price_band": band_json(price)}
+    return {
+        "price_of_a_million_tokens": price.value,
+        "price_band": band_json(price),
+        "price_with_idle_devices": price_with_idle(
+            price.value, estimate.devices, request.cluster.num_devices
+        ),
+    }
 
 
 def recommendation_json(found: Recommendation) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from echelon.planner.predict.bands import (
     step_band,
     tokens_per_s_band,
 )
-from echelon.planner.report.estimate import byte_terms, rate_lines, seconds_terms
+from echelon.planner.report.estimate import byte_terms, price_text, rate_lines, seconds_terms
 from echelon.planner.search.ranked import RankedPlan, expected_of_request
 from echelon.planner.search.search import SearchResult
 from echelon.planner.view.document import DataTable
@@ -125,10 +125,8 @@ def _best(answer: SearchResult, best: RankedPlan, *, columns: int) -> Iterator[s
     yield from rate_lines(estimate, columns=columns)
     if answer.request.price is not None:
         price = price_band(estimate, answer.request.price)
-        yield (
-            f"price     {price.value:.4g} ({price.low:.4g} to {price.high:.4g}) "
-            "for a million tokens"
-        )
+        devices = answer.request.cluster.num_devices
+        yield f"price     {price_text(price, estimate.devices, devices)}"
     held = held_bytes_band(estimate)
     if answer.request.objective == "devices" and held.high > answer.request.memory_bytes:
         yield "warning   near the limit: at the end of the band of its memory it does not fit"

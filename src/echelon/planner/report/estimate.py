@@ -141,6 +141,20 @@ def estimate_json(estimate: Estimate) -> dict[str, Any]:
     }
 
 
+def price_with_idle(price: float, devices: int, all_devices: int) -> float:
+    """Price of a million tokens where a cluster of `all_devices` is paid, `devices` of it used."""
+    return price * all_devices / devices
+
+
+def price_text(price: BandedValue, devices: int, all_devices: int) -> str:
+    """Price of a million tokens, with the price of idle devices if any."""
+    text = f"{price.value:.4g} ({price.low:.4g} to {price.high:.4g}) for a million tokens"
+    if idle := all_devices - devices:
+        paid = price_with_idle(price.value, devices, all_devices)
+        text += f"; {paid:.4g} with {idle:,} idle devices"
+    return text
+
+
 def band_json(amount: BandedValue) -> list[float]:
     """Return the ends of a band."""
     return [amount.low, amount.high]

@@ -32,6 +32,7 @@ from echelon.planner.report.estimate import estimate_json, rate_lines, terms_bes
 from echelon.planner.report.head import experts_json, fact_lines, head_facts
 from echelon.planner.report.memory import memory_sections, servers_json
 from echelon.planner.report.pipeline import pipeline_json, pipeline_parts
+from echelon.planner.report.printed_numbers import require_agreement
 from echelon.planner.report.sent import group_lines, groups, sent_sections
 from echelon.planner.view.figure_text import bars_lines, mesh_lines, painted, waterfall_lines
 from echelon.planner.view.mesh_map import mesh_map
@@ -44,10 +45,13 @@ MOST_NOTES = 4  # notes
 def plan_json(
     plan: Plan, times: UnitTimes | None = None, assumed: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the plan and its report as JSON values; `assumed` lists defaults."""
+    """Return the plan and its report as JSON values; `assumed` lists defaults.
+
+    ProofFailed if a sum or a product differs from its factors.
+    """
     rows = stage_rows(plan)
     memory = plan.cluster.device.memory_bytes
-    return {
+    document: dict[str, Any] = {
         "plan": json.loads(plan.to_json()),
         "hash": plan.content_hash(),
         "num_parameters": num_parameters(plan.model),
@@ -65,6 +69,8 @@ def plan_json(
         "notes": [asdict(finding) for finding in lint(plan)],
         "groups": {axis: [list(group) for group in found] for axis, found in groups(plan).items()},
     }
+    require_agreement(document)
+    return document
 
 
 def _context_json(plan: Plan) -> dict[str, Any] | None:

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from echelon.core.plan import Plan
-from echelon.proof.independent.decoder import HEAD, token_losses
+from echelon.proof.independent.decoder import token_losses
 from echelon.proof.independent.fp8 import Fp8Rules
 from echelon.proof.independent.mixture import RouterState, first_state
 from echelon.proof.independent.samples import document_starts, read_row, samples_of_step
-from echelon.proof.independent.sequence import HEAD_UNIT, SequenceRun
+from echelon.proof.independent.sequence import SequenceRun
 from echelon.proof.independent.training import (
     IndependentStep,
     Values,
@@ -135,28 +135,53 @@ def held_out_loss(
 @torch.no_grad()
 def continuation(plan: Plan, run: OneDeviceRun, prompt: Sequence[int], count: int) -> list[int]:
     """Return the likeliest tokens after a prompt, one after the other; no expert drops any."""
-    plan = _without_dropout(plan)
-    balance = replace(plan.mathematics.balance, capacity_factor=None)
     written = list(prompt)
+    separate = plan.mathematics.documents == "separate"
     for _ in range(count):
         recent = written[-plan.model.max_positions :]
-        separate = plan.mathematics.documents == "separate"
-        sequence = SequenceRun(
-            model=plan.model,
-            weights=run.weights,
-            balance=balance,
-            biases=run.steps[-1].state_after.biases,
-            tokens=recent,
+        sequence = text_run(
+            plan,
+            run.weights,
+            run.steps[-1].state_after.biases,
+            recent,
             documents=document_starts(recent, END_OF_DOCUMENT) if separate else (0,),
-            sample=0,
-            step=0,
-            seed=plan.mathematics.seed,
             # What is written has no step before it.
             fp8=Fp8Rules.first(plan.mathematics.precision),
         )
-        token_losses(sequence, [_NO_LABEL] * len(recent))
-        written.append(int(sequence.parts[HEAD_UNIT, HEAD, 0][-1].argmax()))
+        written.append(int(logits_of(sequence)[-1].argmax()))
     return written[len(prompt) :]
+
+
+@torch.no_grad()
+def text_run(
+    plan: Plan,
+    weights: Values,
+    biases: Mapping[int, torch.Tensor],
+    tokens: list[int],
+    *,
+    documents: tuple[int, ...] = (0,),
+    fp8: Fp8Rules | None = None,
+) -> SequenceRun:
+    """Return a text on its way through a model: nothing is dropped out, no expert drops a token."""
+    sequence = SequenceRun(
+        model=_without_dropout(plan).model,
+        weights=weights,
+        balance=replace(plan.mathematics.balance, capacity_factor=None),
+        biases=biases,
+        tokens=tokens,
+        documents=documents,
+        sample=0,
+        step=0,
+        seed=plan.mathematics.seed,
+        fp8=fp8,
+    )
+    token_losses(sequence, [_NO_LABEL] * len(tokens))
+    return sequence
+
+
+def logits_of(run: SequenceRun) -> torch.Tensor:
+    """Return the logits of a text, [T, V]: the last that is noted of it."""
+    return list(run.parts.values())[-1]
 
 
 def _without_dropout(plan: Plan) -> Plan:

@@ -3,7 +3,8 @@
 
 The trainer reads prepared data from files, validates, saves in the middle and at the end; another
 layout resumes from the middle and goes on to the same end; its last checkpoint is read on one
-device, which writes a few tokens. The functions that do so belong to the trainer and are named, for
+device, which writes a few tokens, and may be written in the formats of other tools
+(`exported.py`). The functions that do so belong to the trainer and are named, for
 a proof imports no training. The other layout has the same mathematics on the same ranks. Each
 island of local SGD is a training of the independent implementation over its part of the samples;
 how they meet is as the oracle says it (`proof/oracle/local_sgd.py`).
@@ -15,9 +16,9 @@ import json
 import math
 import random
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,9 @@ from echelon.core.axis import MESH_AXES
 from echelon.core.errors import ConfigError
 from echelon.core.mesh import Mesh
 from echelon.core.messages.notes import PROGRESS
-from echelon.core.plan import Layout, Pipeline, Plan, Recompute, Zero
+from echelon.core.plan import DType, Layout, Pipeline, Plan, Recompute, Zero
 from echelon.core.rulebook import prove as rules
+from echelon.core.rulebook.config import BAD_ARGUMENT
 from echelon.cost.seconds.stages import split_layers
 from echelon.layout.islands import island_of, island_plan, without_losses
 from echelon.layout.stage import with_rounding
@@ -46,6 +48,7 @@ from echelon.proof.run import OUR_ENGINE, RankRunner, mesh_text, offloaded_to, p
 from echelon.proof.shrink import shrink
 from echelon.proof.sum_bounds import with_exact_sums
 from echelon.proof.verdict import Proof, ProofPass
+from echelon.proof.whole_run.exported import Export, RunExports, exports_of, has_own_layout
 from echelon.proof.whole_run.one_device import (
     END_OF_DOCUMENT,
     PROMPTS,
@@ -65,11 +68,12 @@ _OURS = "echelon.training.whole_run"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerTargets:
-    """Name the three functions of a trainer, "module:function", that its ranks call in turn."""
+    """Name the functions of a trainer, "module:function", that its ranks call in turn."""
 
     write_data: str = f"{_OURS}:write_data"
     train: str = f"{_OURS}:train"
     read_back: str = f"{_OURS}:read_back"
+    export: str = f"{_OURS}:export"
 
 
 OUR_TRAINER = TrainerTargets()
@@ -102,6 +106,8 @@ class WholeRun:
     written: Mapping[str, list[list[int]]]
     """How it was written -> the tokens after each prompt."""
     right: OneDeviceRun
+    exported: tuple[ClaimResult, ...]
+    """The claims about exports; empty without exports."""
 
 
 def prove_with_whole_run(
@@ -111,33 +117,53 @@ def prove_with_whole_run(
     subject: str | None = None,
     late: bool = False,
     own_precision: bool = True,
+    export: bool = False,
 ) -> Proof:
     """Prove a plan, as `echelon prove` does; `own_precision` and `late` as in `proof.run.prove`.
 
     Where all of it holds, and no other engine is the subject, a whole run of the trainer follows.
+    With `export`, and always where adapters are merged or a family of transformers lays weights out
+    otherwise, it ends with exports. ConfigError for `export` where no whole run follows.
     """
     engine = subject or OUR_ENGINE
-    proof = prove(plan, run_ranks=run_ranks, subject=engine, own_precision=own_precision, late=late)
     apart = plan.mathematics.updates.is_asynchronous
     ours = subject is None and has_formula(plan.mathematics.optimizer) and not apart
+    if export and not ours:
+        reason = "exports end a whole run, which only our trainer makes, with an optimizer "
+        reason += "of ours and no asynchronous servers"
+        raise ConfigError(
+            BAD_ARGUMENT.problem(reason, key="--export", suggestions=("no --export",))
+        )
+    proof = prove(plan, run_ranks=run_ranks, subject=engine, own_precision=own_precision, late=late)
     if not ours or not proof.proven:
         return proof
     # Rounded sums are judged by their bounds, and a lost island by its replay. The trainer runs
     # with exact sums, and loses none.
     small = shrink(with_exact_sums(without_losses(plan)), precision="fp64")
-    PROGRESS.info("a whole run: data, training, resume, text")
-    return replace(proof, whole_run=whole_run_pass(small, run_ranks=run_ranks))
+    export = export or plan.model.lora is not None or has_own_layout(plan.model)
+    PROGRESS.info(f"a whole run: data, training, resume, text{', exports' * export}")
+    own = plan.mathematics.precision.parameters if export else None
+    return replace(proof, whole_run=whole_run_pass(small, run_ranks=run_ranks, exported_in=own))
 
 
 def whole_run_pass(
-    shrunk: Plan, *, run_ranks: RankRunner, trainer: TrainerTargets = OUR_TRAINER
+    shrunk: Plan,
+    *,
+    run_ranks: RankRunner,
+    trainer: TrainerTargets = OUR_TRAINER,
+    exported_in: DType | None = None,
 ) -> ProofPass:
-    """Prove a whole run of a shrunk float64 plan by `trainer`."""
+    """Prove a whole run of a shrunk float64 plan by `trainer`.
+
+    Its exports are in float64 and in the dtype `exported_in`; None for no exports.
+    """
     first = _dropping_by_position(with_bytes(shrunk))
     second = other_layout(first)
     texts = texts_for(first)
+    exports = () if exported_in is None else exports_of(first, exported_in)
     with tempfile.TemporaryDirectory(prefix="echelon-prove-") as folder:
-        run = _run(folder, (offloaded_to(first, folder), second), texts, run_ranks, trainer)
+        plans = offloaded_to(first, folder), second
+        run = _run(folder, plans, texts, run_ranks, trainer, exports)
     claims = (
         judged(
             rules.PROVE_TRAINER_STEPS,
@@ -154,6 +180,7 @@ def whole_run_pass(
         ),
         judged(rules.PROVE_TRAINER_CHECKPOINT, _READ, list(_weight_checks(run))),
         judged(rules.PROVE_TRAINER_TEXT, _TEXT, list(_text_checks(run))),
+        *run.exported,
     )
     return ProofPass(precision="fp64", claims=claims, diagnosis=_diagnosis(claims))
 
@@ -186,6 +213,7 @@ def _run(
     texts: RunTexts,
     run_ranks: RankRunner,
     trainer: TrainerTargets,
+    exports: Sequence[Export],
 ) -> WholeRun:
     first = plans[0]
     samples = num_samples_of(first, texts.validation_tokens)
@@ -199,6 +227,7 @@ def _run(
         "validation_batches": -(-samples // first.mathematics.global_sequences),
         "prompts": [list(prompt) for prompt in PROMPTS],
         "count": _WRITTEN,
+        "exports": [asdict(export) for export in exports],
     }
     labels = [first.mesh.label(rank) for rank in range(first.mesh.world_size)]
     # One device computes while the ranks do: they leave cores idle where they wait for each other.
@@ -211,6 +240,8 @@ def _run(
         run_ranks(trainer.write_data, argument, 1, labels=[""])
         run_ranks(trainer.train, argument, len(labels), labels=labels)
         run_ranks(trainer.read_back, argument, 1, labels=[""])
+        if exports:
+            run_ranks(trainer.export, argument, 1, labels=[""])
     place = Path(folder)
     told = tuple(
         [
@@ -220,12 +251,16 @@ def _run(
         for number in range(2)
     )
     assert len(told) == 2, "there are two runs"
+    exported = RunExports(
+        plan=first, exports=exports, folder=place, texts=texts, right=right.result()
+    )
     return WholeRun(
         plans=plans,
         told=told,
         weights=load_file(place / "read-back.safetensors"),
         written=json.loads((place / "written.json").read_text(encoding="utf-8")),
         right=right.result(),
+        exported=exported.claims() if exports else (),
     )
 
 

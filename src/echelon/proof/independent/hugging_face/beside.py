@@ -111,7 +111,7 @@ def first_part_unlike_transformers(
         losses_BT = token_losses(plan, model, batch, step.step)
     num_sequences = len(batch.sample_ids)
     for (unit, part), right in theirs.parts.items():
-        noted = noting.parts[_noted_key(plan, noting, unit, part)]
+        noted = noting.parts[noted_key(plan, noting.parts, unit, part)]
         found = noted.reshape(-1, num_sequences, right.shape[-1]).transpose(0, 1)
         error = relative_difference(found, right)
         if not error <= SAME:
@@ -123,8 +123,8 @@ def first_part_unlike_transformers(
     return None
 
 
-def _noted_key(plan: Plan, noting: NotingOperations, unit: str, part: str) -> PartKey:
-    """Return under which key the shared code notes a part of transformers."""
+def noted_key(plan: Plan, parts: Iterable[PartKey], unit: str, part: str) -> PartKey:
+    """Return under which of the keys of `parts` our code notes a part of transformers."""
     if part == EMBEDDING_PART:
         return unit, decoder.EMBEDDING, 0
     if part == HEAD_PART:
@@ -136,7 +136,7 @@ def _noted_key(plan: Plan, noting: NotingOperations, unit: str, part: str) -> Pa
     if part != MLP_NORM and has_experts(plan.model, int(unit.removeprefix("layers."))):
         return unit, mixture.EXPERTS, 0
     kind = attention.NORM if part == MLP_NORM else decoder.OUTPUT
-    return max(key for key in noting.parts if key[:2] == (unit, kind))
+    return max(key for key in parts if key[:2] == (unit, kind))
 
 
 def _built(plan: Plan) -> Any:
@@ -158,6 +158,8 @@ def _theirs(model: Any, plan: Plan, step: OracleStep, batch: ProofBatch) -> Loss
 
 PACKAGE = "transformers"
 OLDEST = 5  # major version
+PLAIN = {"attn_implementation": "eager", "experts_implementation": "eager"}
+"""Settings without kernels: a loop over experts, and attention as a softmax."""
 
 EMBEDDING_PART = "embedding"
 HEAD_PART = "head"
@@ -238,10 +240,8 @@ def missing() -> str:
 def build(description: TransformersModel) -> Any:
     """Return the model of transformers, in float64, with weights that are yet to be set."""
     package: Any = import_module(PACKAGE)
-    # Experts one by one, attention as a softmax: no kernels of theirs either.
-    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
     with torch.random.fork_rng(devices=[]), InFloat64():
-        config = getattr(package, description.config_class)(**description.settings, **plain)
+        config = getattr(package, description.config_class)(**description.settings, **PLAIN)
         return getattr(package, description.model_class)(config).double().eval()
 
 

@@ -20,6 +20,7 @@ from echelon.core.disk import disk_errors
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import router_biases
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.plan import DType
 from echelon.core.rulebook.weights import WEIGHTS_HAVE_NAMES, WEIGHTS_RANKS_DIVIDE
 from echelon.interop.hugging_face.folder import (
@@ -59,6 +60,8 @@ class TrainerRequest:
     model_type: str | None
     tp: int
     pp: int
+    sizes: PieceSizes = TRAINING_PIECES
+    """Sizes of the pieces in which tensors are read and adapters merged."""
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -102,7 +105,7 @@ def write_trainer(
 
     CheckpointError where the checkpoint can't be read, EnvironmentProblem where the disk refuses.
     """
-    model = open_model(checkpoint, index, found.tensors, scale=request.scale)
+    model = open_model(checkpoint, index, found.tensors, scale=request.scale, sizes=request.sizes)
     if request.to == "dcp":
         chunks = [
             Chunk(

@@ -8,6 +8,7 @@ that one rank would write.
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from echelon.core.disk import disk_errors, flush_file
 from echelon.core.errors import ConfigError, Interrupted
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import base_shape
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.plan import DType
 from echelon.core.rulebook.config import BAD_ARGUMENT
 from echelon.core.rulebook.launch import RUN_INTERRUPTED
@@ -37,6 +39,7 @@ from echelon.interop.hugging_face.folder import (
     folder_tensors,
     hub_config,
     index_text,
+    own_config,
     own_tensors,
     share_out,
 )
@@ -92,6 +95,8 @@ class ExportTask:
     """Stages of megatron-legacy."""
     adapters: bool
     """Whether the adapters alone are written."""
+    sizes: PieceSizes = TRAINING_PIECES
+    """Sizes of the pieces in which tensors are read and adapters merged."""
 
     @property
     def scale(self) -> float:
@@ -110,6 +115,7 @@ class ExportTask:
             model_type=self.model_type,
             tp=self.tp,
             pp=self.pp,
+            sizes=self.sizes,
         )
 
 
@@ -167,6 +173,20 @@ def write_weights(task: ExportTask, writers: Writers) -> WrittenWeights:
     )
 
 
+def write_config(task: ExportTask, additional: Mapping[str, object]) -> None:
+    """Write the config.json of a folder of files, with additional keys; none for a trainer."""
+    if task.to not in FILE_FORMATS:
+        return
+    base = base_shape(task.shape)
+    own = task.to == "echelon"
+    shape_keys = own_config(base) if own else hub_config(base, task.model_type).keys
+    dtype = str(TORCH_DTYPES[task.dtype]).removeprefix("torch.")
+    keys = {**shape_keys, "torch_dtype": dtype, **additional}
+    write_text(
+        Path(task.folder) / "config.json", json.dumps(dict(sorted(keys.items())), indent=2) + "\n"
+    )
+
+
 def _file_tensors(task: ExportTask) -> tuple[str, tuple[FolderTensor, ...]]:
     base = base_shape(task.shape)
     if task.to == "echelon":
@@ -185,7 +205,7 @@ def _write_files(
     files: Files = {ADAPTER_WEIGHTS: tensors}
     if not task.adapters:
         files = share_out(tensors, dtype.itemsize, task.file_bytes)
-    model = open_model(checkpoint, index, tensors, scale=task.scale)
+    model = open_model(checkpoint, index, tensors, scale=task.scale, sizes=task.sizes)
     write_files(model, files, folder, dtype, writers)
     if not task.adapters and list(files) != [SINGLE_NAME]:
         text = index_text(files, dtype.itemsize)
