@@ -243,7 +243,7 @@ class CountedTokens:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionCall:
+class AttentionArguments:
     """Hold the arguments of a scaled dot-product attention inside of a module.
 
     `allowed` says which keys S each query T may meet: [T, S], or [B, 1 or H, T, S]. `scale` is what
@@ -266,4 +266,4 @@ class Passed:
 
     tensors: list[PassedTensor] = field(default_factory=list[PassedTensor])
     tokens: list[CountedTokens] = field(default_factory=list[CountedTokens])
-    attention: list[AttentionCall] = field(default_factory=list[AttentionCall])
+    attention: list[AttentionArguments] = field(default_factory=list[AttentionArguments])

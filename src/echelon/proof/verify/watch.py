@@ -22,7 +22,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as fn
 
-from echelon.proof.evidence.run import ITS_INPUT, AttentionCall, CountedTokens, Passed, PassedTensor
+from echelon.proof.evidence.run import (
+    ITS_INPUT,
+    AttentionArguments,
+    CountedTokens,
+    Passed,
+    PassedTensor,
+)
 
 MOST_BYTES = 64 * 2**20
 """Bytes that are kept of a run on one rank; what comes later is not compared."""
@@ -152,7 +158,7 @@ class PassingWatch:
         if self._has_room(q) and self._has_room(k) and self._has_room(v):
             scale = given.get("scale")
             self.passed.attention.append(
-                AttentionCall(
+                AttentionArguments(
                     step=step,
                     name=name,
                     call=self._calls[step, name],

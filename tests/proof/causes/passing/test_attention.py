@@ -10,7 +10,7 @@ import torch
 
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.causes.passing.attention import explain_attention
-from echelon.proof.evidence.run import AttentionCall, Passed
+from echelon.proof.evidence.run import AttentionArguments, Passed
 from tests.proof.causes.passing.passes import evidence_of_passes, one_device
 
 SEQUENCES, HEADS, KEY_HEADS, TOKENS, WIDTH = 4, 4, 2, 6, 8
@@ -18,7 +18,7 @@ CAUSAL = torch.ones(TOKENS, TOKENS).tril().bool()
 DOCUMENTS = CAUSAL & ((torch.arange(TOKENS) >= 4)[:, None] == (torch.arange(TOKENS) >= 4))
 PADDED = CAUSAL & (torch.arange(TOKENS) != 5)
 
-Change = Callable[[int, AttentionCall], AttentionCall]
+Change = Callable[[int, AttentionArguments], AttentionArguments]
 
 
 def rotated(x_BHTd: torch.Tensor, places_T: torch.Tensor) -> torch.Tensor:
@@ -28,11 +28,11 @@ def rotated(x_BHTd: torch.Tensor, places_T: torch.Tensor) -> torch.Tensor:
     return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
 
 
-def right_call(allowed: torch.Tensor) -> AttentionCall:
+def right_call(allowed: torch.Tensor) -> AttentionArguments:
     made = torch.Generator().manual_seed(2)
     shapes = [(SEQUENCES, h, TOKENS, WIDTH) for h in (HEADS, KEY_HEADS, KEY_HEADS)]
     q, k, v = (torch.randn(shape, generator=made, dtype=torch.float64) for shape in shapes)
-    return AttentionCall(
+    return AttentionArguments(
         step=0, name="a", call=0, q_BHTd=q, k_BHSd=k, v_BHSd=v, allowed=allowed, scale=0.5
     )
 
@@ -46,7 +46,7 @@ def explained(
     return explain_attention(evidence_of_passes(reference, ranks, mesh={axis: 2}), 0)
 
 
-def own(rank: int, one: AttentionCall, *, dim: int = 0) -> AttentionCall:
+def own(rank: int, one: AttentionArguments, *, dim: int = 0) -> AttentionArguments:
     """Return the part of a rank: of the sequences, the heads, or the queries."""
     q = one.q_BHTd.chunk(2, dim)[rank]
     others = (one.k_BHSd, one.v_BHSd) if dim == 2 else (one.k_BHSd.chunk(2, dim)[rank],) * 2
@@ -78,7 +78,7 @@ def test_a_wrong_mask_has_a_name(factor: str) -> None:
 def test_rotations_tell_positions() -> None:
     reset = torch.tensor([0, 1, 2, 3, 0, 1])
 
-    def running_on(rank: int, one: AttentionCall) -> AttentionCall:
+    def running_on(rank: int, one: AttentionArguments) -> AttentionArguments:
         mine = own(rank, one)
         return replace(mine, q_BHTd=rotated(mine.q_BHTd, torch.arange(TOKENS) - reset))
 
@@ -86,7 +86,7 @@ def test_rotations_tell_positions() -> None:
     assert found is not None
     assert (found.factor, found.value) == ("positions not reset", 4.0)
 
-    def from_zero(rank: int, one: AttentionCall) -> AttentionCall:
+    def from_zero(rank: int, one: AttentionArguments) -> AttentionArguments:
         mine = own(rank, one, dim=2)
         return replace(mine, q_BHTd=rotated(mine.q_BHTd, torch.full((3,), -3.0 * rank)))
 
@@ -96,7 +96,7 @@ def test_rotations_tell_positions() -> None:
 
 
 def test_heads_and_keys_may_be_cut_wrongly() -> None:
-    def swapped(rank: int, one: AttentionCall) -> AttentionCall:
+    def swapped(rank: int, one: AttentionArguments) -> AttentionArguments:
         mine = own(rank, one)
         return replace(mine, k_BHSd=mine.k_BHSd.flip(1))
 
@@ -104,7 +104,7 @@ def test_heads_and_keys_may_be_cut_wrongly() -> None:
     assert found is not None
     assert found.factor == "attention cut"
 
-    def own_keys(rank: int, one: AttentionCall) -> AttentionCall:
+    def own_keys(rank: int, one: AttentionArguments) -> AttentionArguments:
         mine = own(rank, one, dim=2)
         k = one.k_BHSd.chunk(2, 2)[rank]
         return replace(mine, k_BHSd=k, v_BHSd=k, allowed=CAUSAL[:3, :3])

@@ -20,9 +20,10 @@ from echelon.proof.causes.finding import ProofFinding, with_distinguishing_axis
 from echelon.proof.causes.passing.places import Cut, PassedStep, cuts_of, sliced
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import relative_residual
-from echelon.proof.evidence.run import AttentionCall
+from echelon.proof.evidence.run import AttentionArguments
 
-_HEADS, _TOKENS = 1, 2  # dims
+_HEADS = 1  # dim
+_TOKENS = 2  # dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +31,8 @@ class ComparedAttention:
     """Hold a call of a rank, the call of one device, and the part of its queries on the rank."""
 
     rank: int
-    seen: AttentionCall
-    right: AttentionCall
+    seen: AttentionArguments
+    right: AttentionArguments
     cut: Cut
     fits: float
     rotated: bool
@@ -93,7 +94,7 @@ def _axis_of_parts(evidence: CapturedEvidence, pairs: list[ComparedAttention]) -
 
 
 def _compared(
-    rank: int, seen: AttentionCall, right: AttentionCall, fits: float
+    rank: int, seen: AttentionArguments, right: AttentionArguments, fits: float
 ) -> ComparedAttention | None:
     for rotated in (False, True):
         cut = _place(seen.q_BHTd, right.q_BHTd, fits, lengths=rotated)
