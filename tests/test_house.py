@@ -268,6 +268,72 @@ def _is_number(value: ast.expr) -> bool:
     )
 
 
+PIECE_FLOORS = ("models", "parallel", "inference", "training")
+SIZE_WORDS = ("BYTES", "ELEMENTS", "ROWS", "COLUMNS", "QUERIES", "TOKENS", "CHUNK", "CHUNKS")
+SIZE_WORDS += ("BLOCK", "PIECE", "TILE")
+NO_PIECES = {
+    "models/attention/fused.py": {"LSE_ROWS", "BIAS_COLUMNS"},  # what rows of PyTorch are padded to
+    "parallel/fp8_scales.py": {"_NUM_ROWS"},  # rows of a table
+    "parallel/kernels/fp8.py": {"_SCALE_BYTES_STEP", "_KERNEL_BLOCK"},  # what kernels ask for
+    "parallel/expert/grouped_matmul.py": {"_ALIGNED_BYTES"},  # what kernels ask for
+    "parallel/module/tensor/layers.py": {"_COLUMNS"},  # a dim
+    "inference/operations.py": {"_WEIGHT_FIRST_ROWS"},  # where another product is faster
+    "training/checkpoint/shard_file.py": {"_LEAST_BYTES"},  # where other memory is taken
+    "training/diagnosis.py": {"_TEXT_BYTES"},  # of a message
+    "training/whole_run.py": {"_FILE_BYTES", "_SHARD_TOKENS"},  # of a proof
+    "training/weights/writers/distributed.py": {"FILE_BYTES"},  # when more files are written
+    "training/weights/writers/shares.py": {"SLACK_BYTES"},  # memory that threads may take
+    # GPU kernels are compiled for the size of a tile: their own tests have several tiles.
+    "parallel/kernels/cross_entropy_triton.py": {"_COLUMNS"},
+    "parallel/kernels/expert_kernels_triton.py": {"HOPPER_TILE", "MOST_COLUMNS"},
+    "parallel/kernels/norm_swiglu_triton.py": {"_THREAD_ELEMENTS", "TILE_ELEMENTS", "_COLUMNS"},
+    "parallel/kernels/rotary_triton.py": {"_BLOCK_ELEMENTS"},
+    "parallel/kernels/update_triton.py": {"ELEMENTS"},
+    # Text of users is read before there are ranks: a proof writes its own.
+    "training/data/dataset.py": {"_PIECE"},
+    "training/data/index.py": {"DOCUMENT_BYTES", "TOKEN_BYTES"},
+    "training/data/look.py": {"_PIECE"},
+    "training/data/prepare.py": {"_BATCH_BYTES", "_BATCH_CHUNKS"},
+    "training/data/records.py": {"CHUNK_BYTES", "_ROWS"},
+    "training/data/tokenizer.py": {"BYTES_VOCABULARY"},
+    "training/data/urls.py": {"_PIECE_BYTES"},
+    "training/data/writer.py": {"_BLOCK"},
+}
+"""Sizes in these floors that cut nothing in which a proof could have a second piece."""
+
+
+def test_sizes_of_pieces_are_in_one_record_that_a_proof_lowers() -> None:
+    """A loop whose piece is as long as in training runs once in a proof: see `PieceSizes`."""
+    found: dict[str, set[str]] = {}
+    source = ROOT / "src" / "echelon"
+    for path, text in _source():
+        where = str(path.relative_to(source))
+        if not where.startswith(tuple(f"{floor}/" for floor in PIECE_FLOORS)):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Assign) and _has_number(node.value):
+                names = {
+                    name.id
+                    for one in node.targets
+                    for name in ast.walk(one)
+                    if isinstance(name, ast.Name)
+                }
+                sizes = {
+                    name
+                    for name in names
+                    if name.isupper() and set(name.split("_")) & set(SIZE_WORDS)
+                }
+                if sizes:
+                    found.setdefault(where, set()).update(sizes)
+    assert found == NO_PIECES
+
+
+def _has_number(value: ast.expr) -> bool:
+    return any(
+        isinstance(one, ast.Constant) and type(one.value) in (int, float) for one in ast.walk(value)
+    )
+
+
 def test_a_room_has_at_most_twenty_files() -> None:
     """A folder of more is a corridor; rules and wrong programs stand one to a file."""
     flat = {

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from echelon.models.piece_sizes import TRAINING_PIECES
 from torch.nn import functional as fn
 
 from bench.gpu.loads import Load
@@ -23,7 +24,6 @@ from echelon.core.attention_mask import AttentionMask, DocumentStarts, PositionR
 from echelon.core.choices.kernels import KernelProvider
 from echelon.layout.attention_tiles import tiles_between
 from echelon.models.attention.local import AttentionRule, LocalAttention, takes_any_band
-from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.kernels import low_precision
 from echelon.parallel.kernels.expert_kernels import add_grouped_gradient
 from echelon.parallel.kernels.fused import Rotate, SwiGLU

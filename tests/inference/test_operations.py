@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from echelon.core.attention_mask import AttentionMask
-from echelon.inference import operations
 from echelon.inference.operations import CachedAttention
 from echelon.launch.local.supervisor import RankPool
 from echelon.models.attention.reference import ScoreForm, attention_reference, visible
@@ -56,12 +55,11 @@ def random_heads(seed: int, heads: int) -> torch.Tensor:
 @pytest.mark.parametrize("soft_cap", [None, 1.5])
 @pytest.mark.parametrize("window", [None, 3])
 def test_prompts_and_next_tokens_find_what_the_reference_finds(
-    window: int | None, soft_cap: float | None, monkeypatch: pytest.MonkeyPatch
+    window: int | None, soft_cap: float | None
 ) -> None:
-    monkeypatch.setattr(operations, "_QUERIES", 4)
     q, k, v = random_heads(0, HEADS), random_heads(1, KEYS), random_heads(2, KEYS)
     mask = AttentionMask(window=window)
-    rule = CachedAttention(scale=WIDTH**-0.5, mask=mask, soft_cap=soft_cap)
+    rule = CachedAttention(scale=WIDTH**-0.5, mask=mask, soft_cap=soft_cap, prompt_queries=4)
     at = torch.arange(LENGTH)
     seen = visible(at, at, mask, None)
     found = attention_reference(

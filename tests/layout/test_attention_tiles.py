@@ -16,6 +16,7 @@ from echelon.core.attention_mask import (
     PlacementKind,
     PositionRun,
 )
+from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.layout import attention_tiles as boxes
 from echelon.layout.attention_tiles import (
     CAUSAL,
@@ -26,7 +27,6 @@ from echelon.layout.attention_tiles import (
     tile_box,
     tiles_between,
 )
-from echelon.models.piece_sizes import TRAINING_PIECES
 from tests.walks import examples
 
 CAUSAL_MASK = AttentionMask()

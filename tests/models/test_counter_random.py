@@ -131,13 +131,13 @@ def test_slices_equal_the_whole(name: str, tp: int, seed: int) -> None:
         start, end = spec.local_range(tp, rank)
         offset, size = [0] * len(spec.shape), list(spec.shape)
         offset[spec.split_dim], size[spec.split_dim] = start, end - start
-        parts.append(initial_values(GPT2, spec, seed, offset=tuple(offset), size=tuple(size)))
+        parts.append(initial_values(GPT2, spec, seed, offset=tuple(offset), into=torch.empty(size)))
     assert torch.equal(torch.cat(parts, dim=spec.split_dim), whole)
 
 
 def test_a_rank_that_holds_only_padding_gets_nothing() -> None:
     spec = SPECS["embedding.weight"]
-    assert initial_values(GPT2, spec, 0, offset=(37, 0), size=(0, 16)).shape == (0, 16)
+    assert initial_values(GPT2, spec, 0, offset=(37, 0), into=torch.empty(0, 16)).shape == (0, 16)
 
 
 def test_seed_and_name_give_other_values() -> None:

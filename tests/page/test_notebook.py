@@ -40,6 +40,7 @@ def test_a_proof_is_its_page() -> None:
         plan_hash=plan.content_hash(),
         mesh="tp2",
         shrunk_plan=plan,
+        changes=(),
         subject="ours",
         seed=0,
         num_steps=5,

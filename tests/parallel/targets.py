@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from echelon.core.event import Event, EventList
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Block
-from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.apply import apply_plan
 from echelon.parallel.device_mesh import RankGroups, rank_groups
 from echelon.parallel.rank_model import RankModel

@@ -54,7 +54,9 @@ def layout(
         "recompute": "none",
     }
     plan = Case(**{**defaults, **chosen}).plan()
-    tp = plan.mesh.tp
+    tp, cp = plan.mesh.tp, (mesh or {}).get("cp", 1)
+    shards: Changes = {} if zero is None else {"dp_replicate": 1, "dp_shard": plan.mesh.dp}
+    ranks = replace(plan.mesh, **{**shards, **(mesh or {})})
     shape = replace(
         plan.model,
         **{
@@ -73,24 +75,24 @@ def layout(
             "output_bias": False,
             "mlp_bias": False,
             "dropout": 0.0,
+            "max_positions": plan.model.max_positions * cp,
             **(model or {}),
         },
     )
     rules: Changes = {"clip_norm": 1.0, "warmup_steps": 10, **(optimizer or {})}
-    cp = (mesh or {}).get("cp", 1)
     mathematics = replace(
         plan.mathematics,
         model=shape,
+        global_sequences=plan.mathematics.global_sequences // plan.mesh.dp * ranks.dp,
         sequence_length=plan.mathematics.sequence_length * cp,
         optimizer=replace(plan.mathematics.optimizer, **rules),
         precision=replace(plan.mathematics.precision, **(precision or {})),
         documents=documents,
         seed=0,
     )
-    shards: Changes = {} if zero is None else {"dp_replicate": 1, "dp_shard": plan.mesh.dp}
     placed = replace(
         plan.layout,
-        mesh=replace(plan.mesh, **{**shards, **(mesh or {})}),
+        mesh=ranks,
         zero=replace(plan.layout.zero, **(zero or {})),
         context=replace(plan.layout.context, **(context or {})),
     )

@@ -40,6 +40,7 @@ def test_the_worst_claim_about_a_tensor_is_told() -> None:
         plan_hash="",
         mesh="tp2",
         shrunk_plan=plan,
+        changes=(),
         subject="",
         seed=0,
         num_steps=1,

@@ -49,6 +49,7 @@ def proof(*claims: ClaimResult) -> Proof:
         plan_hash=plan.content_hash(),
         mesh="1",
         shrunk_plan=plan,
+        changes=(),
         subject="module:build",
         seed=7,
         num_steps=3,

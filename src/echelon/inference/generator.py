@@ -78,7 +78,7 @@ class Generator:
         assert isinstance(operations, CacheOperations)
         self._decoder, self._operations, self._groups = decoder, operations, groups
         # A token takes two sums a layer, each of a few kilobytes.
-        groups.tensor.share_memory()
+        groups.tensor.share_memory(operations.pieces)
         self._model, self._stop_requested = plan.model, stop_requested
         self._stages, self._stage = plan.mesh.pp, groups.pipe_forward.index
         self._sent: list[Pending] = []

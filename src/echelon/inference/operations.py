@@ -35,6 +35,7 @@ from torch.nn import functional as fn
 from echelon.core.attention_mask import AttentionMask
 from echelon.core.experts import Balance
 from echelon.core.model_shape import ModelShape
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.inference.cache import CacheBatch, KindCaches
 from echelon.models.attention.reference import visible
 from echelon.models.batch import TokenBatch
@@ -62,22 +63,29 @@ thread, 512 to 5632 outputs). With one row both are as fast as memory."""
 RowParts = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """What makes keys and values of what tokens keep."""
 
-_QUERIES = 256  # queries of a prompt whose scores are held at once
-
 
 class CacheOperations(Operations):
     """Compute the steps of a decoder whose earlier keys are in a cache."""
 
-    def __init__(self, group: Group, *, splits_experts: bool, fp8: bool) -> None:
+    def __init__(
+        self,
+        group: Group,
+        *,
+        splits_experts: bool,
+        fp8: bool,
+        pieces: PieceSizes = TRAINING_PIECES,
+    ) -> None:
         """Split layers over `group`; `splits_experts`: what its ranks make of experts is summed.
 
-        `fp8`: linear layers of blocks multiply 8-bit numbers, each in its own way.
+        `fp8`: linear layers of blocks multiply 8-bit numbers, each in its own way. What is large is
+        worked through in `pieces`.
 
         `joined` and `biases` are set by who makes the weights (`weights.py`), `caches` by who knows
         how many positions there will be; `balance` and `router_biases` say how tokens are routed.
         `length` is that of the sequences of training: longrope goes by it.
         """
         self.group, self._splits_experts, self._fp8 = group, splits_experts, fp8
+        self.pieces = pieces
         self.joined: dict[int, JoinedLinear] = {}
         self.biases: dict[int, torch.Tensor] = {}
         self.balance = Balance()
@@ -190,7 +198,7 @@ class CacheOperations(Operations):
         q_NHE, k_NKE, v_NKE = q[:, 0], k[:, 0], v[:, 0]
         num_heads, head_dim = k_NKE.shape[1:]
         rows_NW = torch.cat((k_NKE.flatten(1), v_NKE.flatten(1)), dim=1)
-        attention = _attention(shape, sinks_H)
+        attention = _attention(shape, self.pieces, sinks_H)
 
         def parts(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             k_and_v = rows.unflatten(-1, (2, num_heads, head_dim))
@@ -227,7 +235,7 @@ class CacheOperations(Operations):
             return keys, keys[..., : sizes.kv_rank]
 
         rows_NW = torch.cat((kv_NR, shared_NP), dim=1)
-        found_NHR = self._over_cache(q_NHW, rows_NW, parts, _attention(shape), batch)
+        found_NHR = self._over_cache(q_NHW, rows_NW, parts, _attention(shape, self.pieces), batch)
         return torch.einsum("nhr,hur->nhu", found_NHR, to_values).flatten(1)
 
     def _over_cache(
@@ -290,9 +298,15 @@ def product(
     return y_NO if bias_O is None else y_NO + bias_O
 
 
-def _attention(shape: ModelShape, sinks_H: nn.Parameter | None = None) -> CachedAttention:
+def _attention(
+    shape: ModelShape, pieces: PieceSizes, sinks_H: nn.Parameter | None = None
+) -> CachedAttention:
     return CachedAttention(
-        scale=shape.score_scale, mask=shape.mask, soft_cap=shape.soft_cap, sinks_H=sinks_H
+        scale=shape.score_scale,
+        mask=shape.mask,
+        soft_cap=shape.soft_cap,
+        sinks_H=sinks_H,
+        prompt_queries=pieces.prompt_queries,
     )
 
 
@@ -304,6 +318,7 @@ class CachedAttention:
     mask: AttentionMask
     soft_cap: float | None = None
     sinks_H: torch.Tensor | None = None
+    prompt_queries: int = TRAINING_PIECES.prompt_queries
 
     def of_prompt(
         self, q_THE: torch.Tensor, k_TKE: torch.Tensor, v_TKU: torch.Tensor
@@ -314,8 +329,8 @@ class CachedAttention:
         k_KTE, v_KTU = k_TKE.transpose(0, 1), v_TKU.transpose(0, 1)
         at = torch.arange(length, device=q_THE.device)
         found: list[torch.Tensor] = []
-        for start in range(0, length, _QUERIES):
-            rows = slice(start, min(start + _QUERIES, length))
+        for start in range(0, length, self.prompt_queries):
+            rows = slice(start, min(start + self.prompt_queries, length))
             first = 0 if self.mask.window is None else max(0, start - self.mask.window + 1)
             keys = slice(first, rows.stop)
             seen_TS = visible(at[rows], at[keys], self.mask, None)

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
+
 if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import Store
@@ -169,6 +171,7 @@ class RankContext:
     """Hold what a target needs to know of its place; the process group is already there.
 
     `store` is shared by the ranks of this job only. `label` says where the rank sits in the mesh.
+    What is large is worked through in `pieces`.
     One that was started again (`attempt`) is alone in its process group.
     """
 
@@ -178,6 +181,7 @@ class RankContext:
     store: Store
     progress: RankProgress
     label: str = ""
+    pieces: PieceSizes = TRAINING_PIECES
 
     @property
     def attempt(self) -> int:

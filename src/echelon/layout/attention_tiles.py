@@ -24,10 +24,7 @@ from functools import lru_cache
 from typing import Literal
 
 from echelon.core.attention_mask import AttentionMask, Band, DocumentStarts, PositionRun
-
-TILE_ROWS = 192
-"""Rows of a tile of a window, at the least. PyTorch's kernel on CPU takes 64 rows at a time from
-here on, 32 below."""
+from echelon.core.piece_sizes import TRAINING_PIECES
 
 
 @lru_cache(maxsize=256)
@@ -36,7 +33,7 @@ def tiles_between(
     keys: tuple[PositionRun, ...],
     mask: AttentionMask,
     documents: DocumentStarts | None,
-    least_rows: int | None = TILE_ROWS,
+    least_rows: int | None = TRAINING_PIECES.tile_rows,
 ) -> tuple[AttentionTile, ...]:
     """Return the pieces of the rows that hold the runs `queries` and the runs `keys`.
 

@@ -23,11 +23,8 @@ import torch
 
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import ParameterSpec
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 
-_CHUNK = 1 << 16  # elements
-"""What is made at a time on a CPU: it stays in cache."""
-_GPU_CHUNK = 1 << 24  # elements
-"""The same on a GPU: enough to keep it busy, in half a gigabyte beside the weights."""
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -53,31 +50,39 @@ def normal(key: int, index: torch.Tensor) -> torch.Tensor:
 
 
 def normal_pieces(
-    into: torch.Tensor, key: int, shape: tuple[int, ...], offset: tuple[int, ...]
+    into: torch.Tensor,
+    key: int,
+    shape: tuple[int, ...],
+    offset: tuple[int, ...],
+    pieces: PieceSizes = TRAINING_PIECES,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield parts of `into` and standard normal values for each, float64 where `into` is.
 
     The parts are all of `into`, the rectangle at `offset` of a tensor of `shape`. All of it costs
     about as much as it would from a sequential generator, and nothing for what lies outside of it.
     """
-    for part, index in _indexed_pieces(into, shape, offset):
+    for part, index in _indexed_pieces(into, shape, offset, pieces):
         yield part, normal(key, index).view(part.shape)
 
 
 def uniform_pieces(
-    into: torch.Tensor, key: int, shape: tuple[int, ...], offset: tuple[int, ...]
+    into: torch.Tensor,
+    key: int,
+    shape: tuple[int, ...],
+    offset: tuple[int, ...],
+    pieces: PieceSizes = TRAINING_PIECES,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield parts of `into` and values in (0, 1) for each, as `normal_pieces` does."""
-    for part, index in _indexed_pieces(into, shape, offset):
+    for part, index in _indexed_pieces(into, shape, offset, pieces):
         yield part, uniform(key, index).view(part.shape)
 
 
 def _indexed_pieces(
-    into: torch.Tensor, shape: tuple[int, ...], offset: tuple[int, ...]
+    into: torch.Tensor, shape: tuple[int, ...], offset: tuple[int, ...], pieces: PieceSizes
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield parts of `into` that are all of it, with the index of each element in the whole."""
     device = into.device
-    limit = _CHUNK if device.type == "cpu" else _GPU_CHUNK
+    limit = pieces.random_elements if device.type == "cpu" else pieces.gpu_random_elements
     for part, place in _pieces(into, offset, limit):
         index = torch.zeros(1, dtype=torch.int64, device=device)
         for dim, size in enumerate(part.shape):
@@ -122,26 +127,26 @@ def initial_values(
     seed: int,
     *,
     offset: tuple[int, ...] | None = None,
-    size: tuple[int, ...] | None = None,
     into: torch.Tensor | None = None,
+    pieces: PieceSizes = TRAINING_PIECES,
 ) -> torch.Tensor:
     """Return the rectangle of a parameter that starts at `offset` (default: all of it).
 
-    It is written into `into` where that is given, which is of `size` and may be a view; it is made
-    on the device of that, piece by piece. Else it is new, in float32.
+    It is written into `into` where that is given, which has its shape and may be a view; it is made
+    on the device of that, in `pieces`. Else it is all of the parameter, in float32.
     """
     offset = offset or (0,) * len(spec.shape)
-    values = torch.empty(size or spec.shape) if into is None else into
+    values = torch.empty(spec.shape) if into is None else into
     if spec.initial in ("ones", "zeros"):
         return values.fill_(float(spec.initial == "ones"))
     key = make_key("parameter", seed, spec.name)
     if spec.initial == "fan-in":
-        for part, drawn in uniform_pieces(values, key, spec.shape, offset):
+        for part, drawn in uniform_pieces(values, key, spec.shape, offset, pieces):
             part.copy_(((2.0 * drawn - 1.0) / spec.shape[1] ** 0.5).float())
         return values
     std = shape.initial_std
     if spec.initial == "residual":
         std /= (2 * shape.layers) ** 0.5
-    for part, normal in normal_pieces(values, key, spec.shape, offset):
+    for part, normal in normal_pieces(values, key, spec.shape, offset, pieces):
         part.copy_((normal * std).float())
     return values

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.plan import Plan
 from echelon.cost.bytes.transient import parameter_buffers
 from echelon.layout.stage import held_parameters, part_of
-from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.data import bucket_rule
@@ -43,7 +43,7 @@ def apply_plan(
     reduction = exchange.reduction(plan, groups)
     store = GradientStore(reduction, pieces)
     split = tensor_split(plan, groups.tensor, store, device, pieces)
-    context = ContextAttention(plan, groups.ring, groups.ulysses, store, tile_rows=pieces.tile_rows)
+    context = ContextAttention(plan, groups.ring, groups.ulysses, store, pieces=pieces)
     experts = expert_parallel(plan, part, groups, split, device)
     operations = RankOperations(split, plan.model.vocab, context, experts=experts)
     stages = empty_stages(plan, part, operations, groups.completion)
@@ -55,7 +55,7 @@ def apply_plan(
     buckets = make_buckets(named_parameters(stages), specs, rule, like)
     install(stages.values(), buckets)
     if initial:
-        fill_initial(buckets, [stored_values(one) for one in buckets], plan, groups, device)
+        fill_initial(buckets, [stored_values(one) for one in buckets], plan, groups, device, pieces)
     store.hold(buckets)
     operations.gatherer = exchange.gathering(plan, part, buckets, groups, pieces)
     executor = PipelineExecutor(

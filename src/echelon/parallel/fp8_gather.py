@@ -23,7 +23,7 @@ from math import prod
 
 import torch
 
-from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import E4M3, at_least_fp32
 from echelon.parallel.kernels.fp8 import power_of_two_scales, rounded_to_fp8
 from echelon.parallel.storage.buckets import Bucket

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from echelon.core.piece_sizes import PieceSizes
 from echelon.core.plan import Plan
 from echelon.layout.stage import RankPart, held_experts
 from echelon.models.decoder import Decoder
 from echelon.models.modules import TensorShare
-from echelon.models.piece_sizes import PieceSizes
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.device_mesh import RankGroups

@@ -44,11 +44,11 @@ import torch
 from torch import nn
 
 from echelon.core.parameters import ParameterSpec
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.plan import Plan
 from echelon.layout.buckets import BucketPlan, stage_units
 from echelon.layout.slots import plan_server_ranges, served_buckets, server_of_rank, slot_ranges
 from echelon.layout.stage import RankPart, decays, held_parameters, part_of
-from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.data import MAX_IN_FLIGHT, GradientReduction
 from echelon.parallel.device_mesh import RankGroups
@@ -353,7 +353,7 @@ def server_model(
     """
     buckets = server_buckets(plan, server_of_rank(plan, groups.rank), device)
     if initial:
-        fill_initial(buckets, [one.value_slice for one in buckets], plan, groups, device)
+        fill_initial(buckets, [one.value_slice for one in buckets], plan, groups, device, pieces)
     reduction = PushedSums(plan, groups, buckets)
     store = GradientStore(reduction, pieces)
     like = torch.empty(0, dtype=TORCH_DTYPES[plan.mathematics.precision.parameters], device=device)

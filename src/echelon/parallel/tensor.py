@@ -35,8 +35,8 @@ import torch
 from torch import nn
 
 from echelon.core.choices.kernels import Kernels
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.plan import Plan
-from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import E4M3, E5M2, at_least_fp32
 from echelon.parallel.fp8_scales import TensorScales, tensor_scales
 from echelon.parallel.lora import (

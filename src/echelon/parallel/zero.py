@@ -31,11 +31,11 @@ from typing import Any
 
 import torch
 
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.plan import Plan, Zero
 from echelon.layout.buckets import stage_units
 from echelon.layout.data_groups import secondary_elements
 from echelon.layout.stage import RankPart
-from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.fp8_gather import SliceCodes
 from echelon.parallel.offload import OffloadPlace, OffloadStore, PendingFetch

@@ -7,6 +7,7 @@ these imports those above it only (`.importlinter`):
 
 subject.py          the thing under proof: what is asked of a training engine
 shrink.py           a plan made small, with all kept that can go wrong, and the steps of its proof
+changes.py          what a small plan has of the given one, and what must not be mended in it
 evidence/           one device and the ranks of any program; how far off they may be
 sum_bounds.py       bounds of sums that are rounded on their way
 oracle/             the same training on one device, in plain code

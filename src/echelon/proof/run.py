@@ -15,6 +15,7 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN
 from echelon.layout.islands import inner_plan, without_losses
 from echelon.proof.causes.diagnose import diagnose, diagnose_races
+from echelon.proof.changes import changes, require_nothing_mended
 from echelon.proof.claims.choice_errors import with_ties_of_ranks
 from echelon.proof.claims.claims import ClaimResult, judge, judge_races, judge_sums
 from echelon.proof.claims.conditioning import (
@@ -60,11 +61,13 @@ def prove(
     `subject` names the engine under proof. `own_precision` False leaves the second part out (the
     matrix of all layouts proves the mathematics only). Ranks are started by `run_ranks`, and take
     as many steps as `proof/shrink.py` says. Offloaded slices lie in a temporary folder.
-    ConfigError, before any rank starts, where there is no such subject. With `late` all is run once
+    ConfigError, before any rank starts, where there is no such subject, or where something divides
+    in the plan and not in the small one, or the other way round. With `late` all is run once
     more, before, with operations that complete when they are awaited; where that finds a race, it
     is what is judged.
     """
     factory = find_factory(subject)
+    require_nothing_mended(plan, shrink(plan))
     if late:
         require_late_subject(subject, factory)
     if plan.mathematics.updates.is_asynchronous:
@@ -129,6 +132,7 @@ def _proof(
 ) -> Proof:
     return Proof(
         plan=plan.name,
+        changes=changes(plan, shrunk),
         plan_hash=plan.content_hash(),
         mesh=mesh_text(plan),
         shrunk_plan=shrunk,

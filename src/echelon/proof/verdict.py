@@ -18,6 +18,7 @@ from echelon.core.notebook import NOTEBOOK_VIEWS
 from echelon.core.plan import Plan
 from echelon.core.version import __version__
 from echelon.proof.causes.finding import Diagnosis
+from echelon.proof.changes import Change
 from echelon.proof.claims.claims import ClaimResult
 
 PROOF_SCHEMA = 1  # of the written JSON
@@ -104,6 +105,8 @@ class Proof(ProofVerdict):
     """Hash of its content."""
     shrunk_plan: Plan
     """What ran: the same split of a small model."""
+    changes: tuple[Change, ...]
+    """Every number of the plan that is another one in what ran."""
     subject: str
     """The engine that was put through the claims."""
     independent: ProofPass | None = None
@@ -127,6 +130,7 @@ class Proof(ProofVerdict):
             "mesh": self.mesh,
             "shrunk_plan_hash": self.shrunk_plan.content_hash(),
             "shrunk_plan": json.loads(self.shrunk_plan.to_json()),
+            "changes": [asdict(one) for one in self.changes],
             "subject": self.subject,
             "seed": self.seed,
             "num_steps": self.num_steps,

@@ -7,7 +7,7 @@ device. Small objects come back as if every rank had given the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,8 +40,8 @@ from echelon.rehearsal.memory import (
     RehearsedCopyStreams,
     RehearsedOffloadStore,
 )
-from echelon.rehearsal.order import RECEIVE, SEND, Issue, RankLog
-from echelon.rehearsal.shapes import ShapesOnly
+from echelon.rehearsal.order import RECEIVE, SEND, ExchangePart, Issue, RankLog
+from echelon.rehearsal.shapes import ShapesOnly, where_in_package
 
 NOT_COUNTED = ""
 """The dtype of an exchange of tensors of any sizes."""
@@ -125,6 +125,8 @@ class _Use:
     reads: tuple[torch.Tensor, ...]
     writes: tuple[torch.Tensor, ...]
     whole: torch.Tensor | None
+    parts: tuple[Mapping[int, torch.Tensor], Mapping[int, torch.Tensor]] = ({}, {})
+    """What an exchange sends and receives, by the place of the other member."""
 
 
 class RehearsedGroup(Group):
@@ -158,6 +160,7 @@ class RehearsedGroup(Group):
         self, whole: torch.Tensor, shard: torch.Tensor, *, name: str, async_op: bool = False
     ) -> Pending:
         """Write down that `whole` is filled with the pieces of all ranks."""
+        self._check_slice(whole, shard, name)
         sent = all_gather_bytes(shard.nbytes, self.size)
         used = _Use((shard,), (whole,), whole)
         far = self._far_of_slices(gather_steps_of, whole, shard.nbytes)
@@ -167,6 +170,7 @@ class RehearsedGroup(Group):
         self, shard: torch.Tensor, whole: torch.Tensor, *, name: str, async_op: bool = False
     ) -> Pending:
         """Write down that `shard` is filled with a part of a sum."""
+        self._check_slice(whole, shard, name)
         sent = reduce_scatter_bytes(shard.nbytes, self.size)
         used = _Use((whole,), (shard,), whole)
         far = self._far_of_slices(scatter_steps_of, whole, shard.nbytes)
@@ -212,7 +216,7 @@ class RehearsedGroup(Group):
     ) -> Pending:
         """Write down an exchange of tensors of any sizes."""
         num_bytes = sum(tensor.nbytes for tensor in sends.values())
-        used = _Use(tuple(sends.values()), tuple(receives.values()), None)
+        used = _Use(tuple(sends.values()), tuple(receives.values()), None, (sends, receives))
         far = self._far_of_exchange(sends)
         return self._issue("exchange", name, used, num_bytes, far, async_op=True)
 
@@ -245,6 +249,26 @@ class RehearsedGroup(Group):
         del tag
         return self._message(RECEIVE, tensor, index, name)
 
+    def _check_slice(self, whole: torch.Tensor, shard: torch.Tensor, name: str) -> None:
+        names = self._shapes.data
+        names.is_slice(names.of(whole, name), shard, name, self.index * shard.numel())
+
+    def _parts(self, used: _Use, name: str) -> Iterator[ExchangePart]:
+        """Yield the parts of an exchange with other members."""
+        own = self.ranks[self.index]
+        for is_sent, tensors in zip((True, False), used.parts, strict=True):
+            for place, tensor in tensors.items():
+                data = self._shapes.data.named(tensor, name, where_in_package())
+                ends = (own, self.ranks[place]) if is_sent else (self.ranks[place], own)
+                yield ExchangePart(
+                    sender=ends[0],
+                    receiver=ends[1],
+                    is_sent=is_sent,
+                    num_bytes=tensor.nbytes,
+                    data="" if data is None else data.text,
+                    offset=0 if data is None else data.offset,
+                )
+
     def _message(
         self,
         kind: str,
@@ -256,6 +280,11 @@ class RehearsedGroup(Group):
         require_contiguous(name, tensor)
         ends = sorted((self.ranks[index], self.ranks[self.index]))
         log = self._logged.log
+        message = name.removesuffix(f" from rank {self.ranks[index]}")
+        if kind == SEND:
+            self._shapes.data.named(tensor, message, where_in_package())
+        else:
+            self._shapes.data.is_message(tensor, message)
         number = log.issue(
             Issue(
                 communicator=self._logged.name,
@@ -265,6 +294,7 @@ class RehearsedGroup(Group):
                 dtype=_dtype(tensor),
                 name=name,
                 task=self.recorder.task,
+                data=message,
                 sent_bytes=tensor.nbytes if kind == SEND else 0,
             )
         )
@@ -277,7 +307,9 @@ class RehearsedGroup(Group):
     ) -> Pending:
         """Write down an operation on what it uses; `far` of the `sent` bytes leave the node."""
         require_contiguous(name, *used.reads, *used.writes)
-        log, whole = self._logged.log, used.whole
+        log, whole, data = self._logged.log, used.whole, None
+        if whole is not None:
+            data = self._shapes.data.named(whole, name, where_in_package())
         number = log.issue(
             Issue(
                 communicator=self._logged.name,
@@ -287,6 +319,9 @@ class RehearsedGroup(Group):
                 dtype=NOT_COUNTED if whole is None else _dtype(whole),
                 name=name,
                 task=self.recorder.task,
+                data="" if data is None else data.text,
+                offset=0 if data is None else data.offset,
+                parts=tuple(self._parts(used, name)),
                 sent_bytes=sent,
             )
         )
@@ -312,6 +347,7 @@ class RehearsedCompletion(Completion):
 
     def communicator(self, name: str, ranks: tuple[int, ...], rank: int) -> Communicator | None:
         """Return what stands for the ranks; None to a rank that is no member."""
+        self._shapes.log.made(name, ranks)
         return RehearsedCommunicator(name, ranks, self._shapes.log) if rank in ranks else None
 
     def group(

@@ -91,6 +91,8 @@ class MemoryMeter:
             key = tensor.untyped_storage()._cdata
             if key in self._living:
                 num_bytes, before, end = self._living[key]
+                if before == term:
+                    continue
                 self._add(before, -num_bytes)
                 self._add(term, num_bytes)
                 self._living[key] = (num_bytes, term, end)
@@ -290,10 +292,10 @@ class _Region:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misuse:
-    """Say that memory in flight was touched: the rule, by what, and where in the code."""
+    """A rule that one rank breaks by itself: the operation, and its place in the code."""
 
     rule: str
-    """MISSING_WAIT, RELEASED_IN_FLIGHT or NEVER_AWAITED."""
+    """MISSING_WAIT, RELEASED_IN_FLIGHT, NEVER_AWAITED or OTHER_DATA."""
     text: str
 
 
@@ -353,12 +355,12 @@ class MemoryInFlight:
         for region in regions:
             if (region.written or write) and begin < region.end and region.begin < end:
                 does = "writes" if write else "reads"
-                self._tell(MISSING_WAIT, f"{by} at {where} {does} {region.name} before its wait")
+                self.tell(MISSING_WAIT, f"{by} at {where} {does} {region.name} before its wait")
 
     def released(self, key: int) -> None:
         """Learn that the memory of a storage is given back while its tensors live."""
         for region in self._regions.get(key, ()):
-            self._tell(RELEASED_IN_FLIGHT, f"the memory of {region.name} is released in flight")
+            self.tell(RELEASED_IN_FLIGHT, f"the memory of {region.name} is released in flight")
 
     def step_ended(self) -> None:
         """Tell of what nobody has awaited.
@@ -369,9 +371,10 @@ class MemoryInFlight:
         for regions in self._regions.values():
             for region in regions:
                 if not region.name.startswith(("parameters.", "outer gradients.")):
-                    self._tell(NEVER_AWAITED, f"nobody has awaited {region.name}")
+                    self.tell(NEVER_AWAITED, f"nobody has awaited {region.name}")
 
-    def _tell(self, rule: str, text: str) -> None:
+    def tell(self, rule: str, text: str) -> None:
+        """Note a misuse, each text once."""
         if text not in self._told:
             self._told.add(text)
             self.misuses.append(Misuse(rule=rule, text=text))

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from echelon.core.errors import ProofFailed
 from echelon.core.rulebook.planner import REHEARSE_HOST_READ
+from echelon.rehearsal.identity import DataNames
 from echelon.rehearsal.memory import MemoryInFlight, MemoryMeter
 from echelon.rehearsal.order import RankLog
 from echelon.rehearsal.work import KernelWork, WorkCounter, kernel_work, tensors_in
@@ -39,13 +40,16 @@ _NOTHING_TO_RUN = frozenset({"_fused_sgd_"})
 class _Operation:
     """What does not change from call to call of an operation of PyTorch; it keeps that alive."""
 
-    __slots__ = ("func", "is_copy", "is_read", "is_view", "name", "names", "places")
+    __slots__ = (
+        *("func", "is_copy", "is_read", "is_view", "keeps_elements", "name", "names", "places"),
+    )
 
     def __init__(self, func: Any) -> None:
         self.func = func
         self.name: str = func._schema.name.rpartition("::")[2]
         self.is_view: bool = func.is_view
         self.is_read, self.is_copy = self.name in _READS, self.name in _COPIES
+        self.keeps_elements = self.name in ("_to_copy", "clone")
         written = [
             (place, one)
             for place, one in enumerate(func._schema.arguments)
@@ -79,6 +83,7 @@ class ShapesOnly(TorchDispatchMode):
         self.log = log
         self.memory, self.work = memory or MemoryMeter(), work or WorkCounter()
         self.flight = MemoryInFlight()
+        self.data = DataNames(self.flight.tell)
         self.task = self.reading = ""
         self._known = known or KnownResults()
         self._operations: dict[int, _Operation] = {}
@@ -122,6 +127,8 @@ class ShapesOnly(TorchDispatchMode):
             raise self._unknown(name) from error
         for tensor in new:
             self.memory.made(tensor)
+            if operation.keeps_elements and given[0].is_meta:
+                self.data.copied(given[0], tensor)
         if kernel is not None and (new or any(one.is_meta for one in given)):
             self.work.ran(self.task, kernel)
         return out

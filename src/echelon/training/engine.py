@@ -19,9 +19,9 @@ from echelon.core.attention_mask import PositionRun
 from echelon.core.axis import Axis
 from echelon.core.choices.registry import load_reference
 from echelon.core.choices.step_parts import STEP_PARTS
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch, start_copy
-from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.apply import apply_plan
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.device_mesh import RankGroups, rank_groups
@@ -72,7 +72,7 @@ class TrainEngine:
         `completion` says when asynchronous operations complete, where not as the transport does;
         what is large is worked through in `pieces`.
         """
-        self._pieces = pieces
+        self.pieces = pieces
         self._compiling = CompileMarks.of_plan(plan, recorder.mark)
         whole = plan
         self.groups: RankGroups = rank_groups(plan, recorder, completion)
@@ -88,7 +88,7 @@ class TrainEngine:
             # Weights are copies of the masters: a rank's own slice, and the rest is gathered.
             kept = {**self._masters(), **self.model.frozen_values()}
             flats = [kept[bucket.name] for bucket in self.model.buckets]
-            fill_initial(self.model.buckets, flats, plan, self.groups, device)
+            fill_initial(self.model.buckets, flats, plan, self.groups, device, pieces)
         self.refresh()
         self.model.gathering.settle()
         self.loss_scale = LossScale(plan.mathematics.precision)
@@ -114,7 +114,7 @@ class TrainEngine:
             self.plan,
             self.groups,
             self.device,
-            pieces=self._pieces,
+            pieces=self.pieces,
             initial=initial,
             exchange=self.exchange,
         )
@@ -174,7 +174,7 @@ class TrainEngine:
         norm_squared = sum_of_squares(
             model.trained if self.updates else (),
             self._counts,
-            run_elements=self._pieces.norm_elements,
+            run_elements=self.pieces.norm_elements,
         )
         told = ToldByRank(
             loss=sum_of(losses) / loss_scale,

@@ -24,6 +24,7 @@ from torch import nn
 from echelon.config.generation import Request
 from echelon.core.event import EventList
 from echelon.core.parameters import router_bias_name, router_biases
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.plan import Plan
 from echelon.core.serialize import from_json
 from echelon.cost.bytes.generate import KindCacheSizes, kind_cache_sizes
@@ -114,7 +115,7 @@ def generate_rank(context: RankContext, argument: Mapping[str, Any]) -> RankWrit
     groups = rank_groups(plan, recorder)
     part = part_of(plan, context.rank)
     recorder.mark(f"reading {task.checkpoint}")
-    decoder = load_part(task, part, groups, device)
+    decoder = load_part(task, part, groups, device, context.pieces)
     operations = decoder.operations
     assert isinstance(operations, CacheOperations)
     size = rank_cache_size(plan, context.rank, request, [len(one) for one in task.prompts])
@@ -153,14 +154,18 @@ def generate_rank(context: RankContext, argument: Mapping[str, Any]) -> RankWrit
 
 
 def load_part(
-    task: GenerateTask, part: RankPart, groups: RankGroups, device: torch.device
+    task: GenerateTask,
+    part: RankPart,
+    groups: RankGroups,
+    device: torch.device,
+    pieces: PieceSizes = TRAINING_PIECES,
 ) -> Decoder:
     """Return a rank's part of the model with the weights of the checkpoint.
 
     Where linear layers were trained to multiply 8-bit numbers, they do.
     """
     plan, precision = task.plan, task.plan.mathematics.precision
-    decoder = empty_decoder(plan, part, groups, TORCH_DTYPES[precision.master], device)
+    decoder = empty_decoder(plan, part, groups, TORCH_DTYPES[precision.master], device, pieces)
     wide = at_least_fp32(TORCH_DTYPES[precision.parameters])
     biases = {
         spec.layer: torch.zeros(spec.shape, dtype=wide, device=device)
@@ -177,6 +182,7 @@ def load_part(
         },
         identity=RunIdentity.from_plan(task.trained, task.tokenizer_hash),
         exchange=groups.world,
+        pieces=pieces,
     )
     merge_adapters(decoder)
     put_off_biases(decoder)
@@ -193,7 +199,12 @@ _ROW_LAYERS = ("o", "down")
 
 
 def empty_decoder(
-    plan: Plan, part: RankPart, groups: RankGroups, dtype: torch.dtype, device: torch.device
+    plan: Plan,
+    part: RankPart,
+    groups: RankGroups,
+    dtype: torch.dtype,
+    device: torch.device,
+    pieces: PieceSizes = TRAINING_PIECES,
 ) -> Decoder:
     """Return the part of the model that a rank generates with, all zeros.
 
@@ -205,6 +216,7 @@ def empty_decoder(
         groups.tensor,
         splits_experts=mesh.tp > 1 and (mesh.ep > 1 or layout.expert_tp > 1),
         fp8=fp8,
+        pieces=pieces,
     )
     (stage,) = part.stages
     with torch.device("meta"):

@@ -96,7 +96,7 @@ class TrainLoop:
         self.identity = RunIdentity.from_plan(plan, dataset.index.tokenizer.hash)
         clock = clock_of(context.device)
         recorder = Recorder(context.rank, observer.sink, context.progress, clock)
-        self.engine = make_engine(plan, recorder, context.device)
+        self.engine = make_engine(plan, recorder, context.device, pieces=context.pieces)
         self.engine.tokens_of_step = self._tokens
         self.exchange = self.engine.groups.everyone
         self.checkpoints = RunCheckpoints(
@@ -182,7 +182,7 @@ class TrainLoop:
 
     def _begin(self) -> int:
         """Start from the seed, a file or a checkpoint; return the steps that are done."""
-        step, weights = 0, self.job.train.weights
+        step, weights, pieces = 0, self.job.train.weights, self.context.pieces
         if self.task.resume is None and weights != "none":
             shape = base_shape(self.engine.plan.model)
             found = run_on_all_ranks(self.exchange, lambda: find_weights(Path(weights), shape))[0]
@@ -193,11 +193,11 @@ class TrainLoop:
                 for name, shards in by_name.items()
                 if name in found.sources
             }
-            load_weights(found, {**of_parts, **self._held(found)}, self.exchange)
+            load_weights(found, {**of_parts, **self._held(found)}, self.exchange, pieces)
             self.engine.refresh()
             if self.job.train.weights_optimizer:
                 step = require_optimizer(found, self.job)
-                load_moments(found, self.engine.state(), self.exchange)
+                load_moments(found, self.engine.state(), self.exchange, pieces)
                 self.engine.resume({**self.engine.position(), "num_updates": step})
             self.engine.parts.start_from_weights()
         elif self.task.resume is not None:
@@ -205,7 +205,7 @@ class TrainLoop:
         if self.task.resume is None and self.job.train.adapters != "none":
             folder, shape = Path(self.job.train.adapters), self.engine.plan.model
             adapters = run_on_all_ranks(self.exchange, lambda: find_adapters(folder, shape))[0]
-            load_weights(adapters, self._held(adapters), self.exchange)
+            load_weights(adapters, self._held(adapters), self.exchange, pieces)
             self.engine.refresh()
         mesh, engine = self.job.plan.mesh, self.engine
         if engine.parts.begins_together:

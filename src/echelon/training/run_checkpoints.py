@@ -53,6 +53,7 @@ class RunCheckpoints:
             identity=self._identity,
             exchange=self._exchange,
             accept=("optimizer.total_steps",),
+            pieces=engine.pieces,
         )
         self._base = base_of(path)
         data = self._job.data

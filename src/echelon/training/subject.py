@@ -16,10 +16,10 @@ import torch
 from echelon.core.attention_mask import DocumentStarts, PositionRun
 from echelon.core.choices.updates import AppliedGradient
 from echelon.core.event import EventList
+from echelon.core.piece_sizes import PROOF_PIECES, TRAINING_PIECES, PieceSizes
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
-from echelon.models.piece_sizes import PROOF_PIECES, TRAINING_PIECES, PieceSizes
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.offload.store import storage_bytes
 from echelon.parallel.storage.buckets import Bucket

@@ -30,6 +30,7 @@ from echelon.config.generation import Request, Sampling, generation_plan
 from echelon.config.job import CheckpointSettings, DataSettings, Job, TrainSettings
 from echelon.core.event import EventList, EventSink
 from echelon.core.parameters import base_shape, parameters, router_bias_name, router_biases
+from echelon.core.piece_sizes import PROOF_PIECES
 from echelon.core.plan import Plan
 from echelon.core.serialize import to_json
 from echelon.launch.context import RankContext
@@ -58,11 +59,14 @@ _SHARD_TOKENS = 100
 """Tokens of a file of data: so few that a step reads from several."""
 _FILE_BYTES = 20_000
 """Bytes of a file of exported weights, at most: so few that there are several."""
-_MERGED_ROWS = 5
-"""Rows of the narrowest layer into which adapters are merged at once, in float64."""
 _GREEDY = 1e-6
 """A temperature at which the likeliest token is drawn."""
 _TOLD = ("loss", "tokens", "grad_norm", "learning_rate", "loss_scale", "skipped")
+
+
+def _in_small_pieces(context: RankContext) -> RankContext:
+    """Return the place of a rank on which every loop over pieces runs several times."""
+    return replace(context, pieces=PROOF_PIECES)
 
 
 class WholeRunObserver:
@@ -122,7 +126,7 @@ def train(context: RankContext, argument: Mapping[str, Any]) -> None:
     `argument` also holds `folder`, `num_steps`, `validation_fraction` and `validation_batches`.
     """
     first, second = (_job(Plan.from_json(text), argument) for text in argument["plans"])
-    folder = Path(argument["folder"])
+    folder, context = Path(argument["folder"]), _in_small_pieces(context)
     _run(context, folder, 0, first, resume=None)
     middle = checkpoint_path(folder / "run-0" / "checkpoints", argument["saved_after"])
     _run(context, folder, 1, second, resume=str(middle))
@@ -159,7 +163,8 @@ def read_back(context: RankContext, argument: Mapping[str, Any]) -> None:
             end=end,
             separator=separator,
         )
-        said["over a cache"] = list(map(list, generate_rank(context, to_json(task)).written))
+        writing = generate_rank(_in_small_pieces(context), to_json(task))
+        said["over a cache"] = list(map(list, writing.written))
     (folder / "written.json").write_text(json.dumps(said), encoding="utf-8")
 
 
@@ -167,7 +172,7 @@ def export(context: RankContext, argument: Mapping[str, Any]) -> None:
     """Write the last checkpoint to `exported-N` for each of `exports`, and read it from there.
 
     An export is the format, `model_type` and dtype of a folder. Files, and rows into which adapters
-    are merged at once, are so small that tensors are cut: see `_FILE_BYTES` and `_MERGED_ROWS`.
+    are merged at once, are so small that tensors are cut: see `_FILE_BYTES` and `PROOF_PIECES`.
     """
     folder, plan = Path(argument["folder"]), Plan.from_json(argument["plans"][1])
     last = checkpoint_path(folder / "run-1" / "checkpoints", argument["num_steps"])
@@ -184,7 +189,7 @@ def export(context: RankContext, argument: Mapping[str, Any]) -> None:
             tp=1,
             pp=1,
             adapters=False,
-            merged_bytes=2 * _MERGED_ROWS * base.hidden * torch.float64.itemsize,
+            sizes=PROOF_PIECES,
             **chosen,
         )
         write_weights(task, Writers(1))
@@ -192,7 +197,7 @@ def export(context: RankContext, argument: Mapping[str, Any]) -> None:
         specs = (*parameters(base), *router_biases(base))
         weights = {spec.name: torch.zeros(spec.shape, dtype=torch.float64) for spec in specs}
         exchange = SingleRankCommunicator()
-        load_weights(find_weights(target, base), whole_shards(weights), exchange)
+        load_weights(find_weights(target, base), whole_shards(weights), exchange, PROOF_PIECES)
         save_file(weights, folder / f"imported-{number}.safetensors")
 
 
@@ -292,6 +297,7 @@ def load_decoder(plan: Plan, checkpoint: Path, tokenizer_hash: str) -> Decoder:
             },
             identity=RunIdentity.from_plan(plan, tokenizer_hash),
             exchange=SingleRankCommunicator(),
+            pieces=PROOF_PIECES,
         )
     routing = decoder.operations.routing
     routing.balance = replace(plan.mathematics.balance, capacity_factor=None)

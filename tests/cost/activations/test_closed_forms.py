@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
+from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.core.plan import Plan
 from echelon.cost.activations.closed_forms import (
     bytes_of_block,
@@ -20,7 +21,6 @@ from echelon.cost.activations.closed_forms import (
 from echelon.cost.activations.numbers import LOSS_ROWS, OperatorMemory, activation_numbers_from_plan
 from echelon.cost.activations.units import block_operators, head_operators
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
-from echelon.models.piece_sizes import TRAINING_PIECES
 from tests.cost.seconds.small_work import MIXTURE, small_work, with_trainer
 from tests.walks import examples
 

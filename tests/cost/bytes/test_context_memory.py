@@ -11,6 +11,7 @@ import torch
 
 from echelon.core.choices.kernels import AttentionKernel
 from echelon.core.mesh import Mesh
+from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.core.plan import Context, ContextKind, DType, Plan
 from echelon.cost.bytes import context_memory as formulas
 from echelon.cost.bytes import context_memory as kernels
@@ -22,11 +23,9 @@ from echelon.cost.bytes.context_memory import (
 from echelon.cost.bytes.transient import transient_terms
 from echelon.launch.local.supervisor import RankPool
 from echelon.layout import attention_tiles as boxes
-from echelon.models.attention import plain
 from echelon.models.attention.fused import FusedGpuKernel
 from echelon.models.attention.local import AttentionRule, kernel_for
 from echelon.models.attention.plain import PlainKernel
-from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.models.precision import TORCH_DTYPES
 from tests.cost.context_memory_targets import Allocated, attention_allocates
 from tests.parallel.layouts import NANO, plan_of
@@ -199,8 +198,9 @@ def test_a_step_holds_the_phase_that_holds_most() -> None:
 
 
 def test_the_bounds_are_those_of_the_kernels() -> None:
-    assert formulas.SCORE_COLUMNS == plain.MAX_COLUMNS
-    assert formulas.MAX_SCORES == plain.MAX_SCORES
+    assert TRAINING_PIECES.score_columns == formulas.SCORE_COLUMNS
+    assert TRAINING_PIECES.score_elements == formulas.MAX_SCORES
+    assert TRAINING_PIECES.score_rows == formulas.SCORE_ROWS
     assert TRAINING_PIECES.tile_rows == formulas.EDGE_ROWS
     assert formulas.TILES_PER_WINDOW == boxes.TILES_PER_WINDOW
 

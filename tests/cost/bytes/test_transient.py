@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from echelon.core.disk import PAGE_BYTES
+from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.core.plan import DTYPE_BYTES, Plan, Zero, ZeroStage
 from echelon.cost.bytes.transient import (
     BUCKETS_IN_FLIGHT,
@@ -18,7 +19,6 @@ from echelon.cost.bytes.transient import (
 )
 from echelon.layout.buckets import plan_buckets, stage_units
 from echelon.layout.stage import rank_part
-from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel import data
 from tests.cost import layouts
 from tests.cost.layouts import zero_plan, zero_plans

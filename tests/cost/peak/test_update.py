@@ -6,6 +6,7 @@ from math import prod
 
 from echelon.config.load import load_job
 from echelon.core.disk import round_up_to_pages
+from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.core.plan import Plan
 from echelon.cost.peak.update import (
     NORM_ELEMENTS,
@@ -16,7 +17,6 @@ from echelon.cost.peak.update import (
 from echelon.layout.buckets import plan_buckets, slice_elements
 from echelon.layout.muon import muon_exchange
 from echelon.layout.stage import part_of
-from echelon.models.piece_sizes import TRAINING_PIECES
 
 MUON = "optimizer.kind=muon"
 

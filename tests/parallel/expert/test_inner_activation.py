@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from echelon.core.model_shape import Experts
+from echelon.core.piece_sizes import PROOF_PIECES, TRAINING_PIECES, PieceSizes
 from echelon.models.moe import Expert
-from echelon.models.piece_sizes import PROOF_PIECES, TRAINING_PIECES, PieceSizes
 from echelon.parallel.expert.inner_activation import InnerActivation
 
 R, F = 23, 6

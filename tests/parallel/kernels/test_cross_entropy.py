@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as fn
 
-from echelon.models.piece_sizes import PROOF_PIECES
+from echelon.core.piece_sizes import PROOF_PIECES
 from echelon.parallel.kernels.cross_entropy import (
     LabelRows,
     RowStatistics,

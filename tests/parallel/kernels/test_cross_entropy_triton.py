@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from echelon.models.piece_sizes import PROOF_PIECES
+from echelon.core.piece_sizes import PROOF_PIECES
 from echelon.parallel.kernels import cross_entropy
 
 TOKENS, WIDTH = 5, 9000

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from echelon.core.choices.kernels import KernelProvider
-from echelon.models.piece_sizes import PROOF_PIECES
+from echelon.core.piece_sizes import PROOF_PIECES
 from echelon.models.rotary import rotary_tables
 from echelon.parallel.kernels import cross_entropy, fused
 from echelon.parallel.kernels.cross_entropy import LabelRows, RowStatistics

@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 
 from echelon.core.errors import ConfigError
-from echelon.models.piece_sizes import TRAINING_PIECES
+from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.parallel.module.loss import CAUSAL, ModuleLoss, loss_of, token_loss_sum
 
 IGNORED = -100

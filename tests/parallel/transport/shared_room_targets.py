@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.launch.context import RankContext
-from echelon.parallel.transport.shared_room import SLOT_BYTES
 from tests.parallel.targets import tensor_group
 
 
@@ -15,7 +15,8 @@ def exchange_often(context: RankContext, argument: Any) -> dict[str, Any]:
     """Sum and gather tensors of several sizes, with the room and without, and compare the bits."""
     group, events = tensor_group(context)
     generator = torch.Generator().manual_seed(context.rank)
-    sizes = [1, 7, 512, 4096, SLOT_BYTES // 4, SLOT_BYTES // 4 + 1]
+    most = TRAINING_PIECES.shared_bytes // 4
+    sizes = [1, 7, 512, 4096, most, most + 1]
     dtypes = (torch.float32, torch.bfloat16, torch.int64)
     tensors = [
         torch.randint(-50, 50, (sizes[turn % 6],), generator=generator).to(dtypes[turn % 3])

@@ -42,8 +42,8 @@ def test_no_name_is_left_and_each_host_has_a_room_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = set(Path("/dev/shm").glob("echelon-room-*"))
-    assert open_room(1, 0, lambda told: [told]) is not None
-    assert open_room(2, 0, lambda told: [told, ("another host", None)]) is None
+    assert open_room(1, 0, lambda told: [told], 64) is not None
+    assert open_room(2, 0, lambda told: [told, ("another host", None)], 64) is None
     monkeypatch.setattr(shared_room, "KEEPS_ORDER", False)
     found = [shared_room._host(), "the process of another rank"]
     assert len(set(found)) == 2
@@ -52,13 +52,13 @@ def test_no_name_is_left_and_each_host_has_a_room_of_its_own(
 
 def test_an_exchange_waits_for_the_slowest(tmp_path: Path) -> None:
     """The result is not there before the last part is, however long that takes."""
-    size = shared_room._bytes(2)
+    size = shared_room._bytes(2, 64)
     file = tmp_path / "room"
     file.write_bytes(bytes(size))
     rooms = []
     for index in range(2):
         with file.open("r+b") as stream:
-            rooms.append(SharedRoom(mmap.mmap(stream.fileno(), size), 2, index))
+            rooms.append(SharedRoom(mmap.mmap(stream.fileno(), size), 2, index, 64))
     mine, theirs = torch.ones(8), torch.full((8,), 2.0)
     work = rooms[0].add(mine)
     assert not work.is_completed()

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.models.batch import TokenBatch
-from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from tests.parallel.targets import Pass, build, own_rows, run_and_record
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.plan import Optimizer, Plan
 from echelon.layout.attention_tiles import FULL
 from echelon.models.decoder import Decoder
-from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.context import attention
 from echelon.parallel.kernels import fused, low_precision
 from echelon.parallel.kernels.low_precision import row_chunks

@@ -22,6 +22,7 @@ from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.rows import MoveRows, own_rows
 from echelon.parallel.zero import ParameterGathering
 from echelon.training import engine
+from tests.parallel.layouts import MIXTRAL
 from tests.proof.mutants.expert_layouts import (
     AUX,
     BY_SEQUENCE,
@@ -252,7 +253,13 @@ def norm_without_remote_experts(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 @mutant(
     in_expert_gradients(
-        "gradient norm", "partial norm", "tp", rule="prove-gradient-norm", tp=4, ep=2
+        "gradient norm",
+        "partial norm",
+        "tp",
+        rule="prove-gradient-norm",
+        model=replace(MIXTRAL, kv_heads=4),
+        tp=4,
+        ep=2,
     ),
 )
 def experts_counted_on_all_ranks(patch: pytest.MonkeyPatch, plan: Plan) -> None:

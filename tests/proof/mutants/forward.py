@@ -72,11 +72,11 @@ def initial_slice_of_the_next_rank(patch: pytest.MonkeyPatch, plan: Plan) -> Non
     initial_values = weights.initial_values
 
     def rolled(
-        shape: Any, spec: Any, seed: int, *, offset: Any, size: Any, **rest: Any
+        shape: Any, spec: Any, seed: int, *, offset: Any, into: Any, **rest: Any
     ) -> torch.Tensor:
         if spec.name.endswith("attention.k.weight"):
-            offset = ((offset[0] + size[0]) % spec.shape[0], *offset[1:])
-        return initial_values(shape, spec, seed, offset=offset, size=size, **rest)
+            offset = ((offset[0] + len(into)) % spec.shape[0], *offset[1:])
+        return initial_values(shape, spec, seed, offset=offset, into=into, **rest)
 
     patch.setattr(weights, "initial_values", rolled)
 

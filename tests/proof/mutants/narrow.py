@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from echelon.core.model_shape import Activation
+from echelon.core.piece_sizes import PieceSizes
 from echelon.core.plan import Plan
-from echelon.models.piece_sizes import PieceSizes
 from echelon.parallel import vocabulary
 from echelon.parallel.kernels import low_precision
 from echelon.parallel.operations import RankOperations

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.training.checkpoint.shard_file import own_memory, read_pieces, row_buffer
 
 TENSORS = {
@@ -31,10 +33,8 @@ CUTS = {
 
 @pytest.mark.parametrize("bytes_at_once", [1, 50, 2**20])
 @pytest.mark.parametrize("name", TENSORS)
-def test_a_part_is_what_a_slice_is(
-    name: str, bytes_at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("echelon.training.checkpoint.shard_file.BUFFER_BYTES", bytes_at_once)
+def test_a_part_is_what_a_slice_is(name: str, bytes_at_once: int, tmp_path: Path) -> None:
+    sizes = replace(TRAINING_PIECES, buffer_bytes=bytes_at_once)
     save_file(TENSORS, tmp_path / "a.safetensors")
     piece, whole = read_pieces(tmp_path / "a.safetensors")[name], TENSORS[name]
     for cut in CUTS[name]:
@@ -44,7 +44,7 @@ def test_a_part_is_what_a_slice_is(
         buffer: torch.Tensor | None = None
         with (tmp_path / "a.safetensors").open("rb", buffering=0) as stream:
             for rows in piece.rows(cut, target):
-                buffer = row_buffer(rows, buffer)
+                buffer = row_buffer(rows, buffer, sizes)
                 assert buffer.numel() <= max(bytes_at_once, rows.row_bytes)
                 for part, block in rows.blocks(stream.fileno(), buffer):
                     part.copy_(block)

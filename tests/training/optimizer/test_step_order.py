@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.layout.buckets import BucketPlan
-from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.offload.host_memory import device_memory
 from echelon.parallel.offload.store import ImmediateFetch, MemoryOffloadStore
 from echelon.parallel.storage.buckets import Bucket

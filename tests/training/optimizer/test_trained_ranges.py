@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from echelon.core.piece_sizes import PieceSizes
 from echelon.core.plan import Optimizer
-from echelon.models.piece_sizes import PieceSizes
 from echelon.parallel.storage.buckets import Bucket
 from echelon.rehearsal.order import RankLog
 from echelon.rehearsal.shapes import META, ShapesOnly

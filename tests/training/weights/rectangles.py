@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -10,6 +11,7 @@ import torch
 
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
+from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.weights.files import find_weights
@@ -22,8 +24,10 @@ def require_rectangles(
     whole: Mapping[str, torch.Tensor],
     random: Random,
     count: int,
+    buffer_bytes: int = TRAINING_PIECES.buffer_bytes,
 ) -> None:
     """Read `count` rectangles of each weight; each must be that part of the `whole` tensor."""
+    sizes = replace(TRAINING_PIECES, buffer_bytes=buffer_bytes)
     wanted: dict[str, list[Shard]] = {}
     for spec in parameters(shape):
         for _ in range(count):
@@ -36,7 +40,7 @@ def require_rectangles(
                 primary=False,
             )
             wanted.setdefault(spec.name, []).append(shard)
-    load_weights(find_weights(folder, shape), wanted, SingleRankCommunicator())
+    load_weights(find_weights(folder, shape), wanted, SingleRankCommunicator(), sizes)
     for name, shards in wanted.items():
         for shard in shards:
             at = tuple(

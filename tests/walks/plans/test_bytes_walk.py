@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.core.plan import Plan, Recompute, RecomputedOperator, RecomputePolicy
 from echelon.cost.activations.numbers import LOSS_ROWS
 from echelon.launch.local.supervisor import RankPool
-from echelon.models.piece_sizes import TRAINING_PIECES
 from tests.parallel.layouts import DEEPSEEK, GPT2, NANO, plan_of
 from tests.parallel.pipeline.pipelines import pipeline_plan
 from tests.walks.plans.bytes_recorded import record_rank

@@ -13,6 +13,7 @@ import pytest
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
+from echelon.proof.changes import require_nothing_mended
 from echelon.proof.shrink import shrink
 from tests.walks.plans.derived_plans import broken_rules, derived_plans, exported_again
 from tests.walks.plans.random_families import FAMILIES, draw_family
@@ -47,6 +48,7 @@ def problems_of(plan: Plan) -> list[str]:
     found = [f"the plan: {one}" for one in broken_rules(plan)]
     for name, derived in derived_plans(plan):
         found += [f"{name}: {one}" for one in broken_rules(derived)]
+    require_nothing_mended(plan, shrink(plan))
     exported_again(plan)
     return found
 

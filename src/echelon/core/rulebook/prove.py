@@ -17,6 +17,19 @@ PROVE_QUANTISED_SUMS = Rule(
     fixed="codes = round(x / scales)",
 )
 
+PROVE_REPAIRS_NOTHING = Rule(
+    id="prove-repairs-nothing",
+    why="""
+    A proof runs a small plan in the place of the given one: the same split of fewer blocks, heads,
+    experts and tokens. What divides evenly in one of them must do so in the other. With heads that
+    tensor ranks cannot share, say, the small plan would have heads that they can, and its proof
+    would say nothing of the given plan. Such a plan breaks other rules first; this one holds where
+    a plan reaches a proof past them.
+    """,
+    bad="shrink(plan)                                    # 6 heads on 4 ranks become 8",
+    fixed="require_nothing_mended(plan, shrink(plan))",
+)
+
 PROVE_SUBJECT = Rule(
     id="prove-subject",
     why="""
@@ -35,7 +48,7 @@ PROVE_INITIAL_WEIGHTS = Rule(
     the ranks must hold the very bits that one device holds.
     """,
     bad="torch.manual_seed(seed + rank); nn.init.normal_(local_weight)",
-    fixed="initial_values(shape, spec, seed, offset=offset, size=size)",
+    fixed="initial_values(shape, spec, seed, offset=offset, into=part)",
 )
 
 PROVE_NOTHING_DROPPED = Rule(

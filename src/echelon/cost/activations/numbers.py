@@ -38,10 +38,10 @@ CACHE_ELEMENTS = 1 << 18
 """Elements of a tensor that are widened at a time (`kernels/low_precision.py`, on a CPU)."""
 
 GPU_CHUNK_ELEMENTS = 1 << 24
-"""The same on a GPU (`gpu_row_elements` in `models/piece_sizes.py`)."""
+"""The same on a GPU (`gpu_row_elements` in `core/piece_sizes.py`)."""
 
 LOSS_ROWS = 2048
-"""Tokens whose logits are there at a time (`loss_rows` in `models/piece_sizes.py`)."""
+"""Tokens whose logits are there at a time (`loss_rows` in `core/piece_sizes.py`)."""
 
 PRODUCT_ROWS = 256
 """Rows that are widened at a time for a product (`product_rows` in the same file)."""

@@ -25,13 +25,13 @@ from echelon.layout.slots import trained_buckets
 from echelon.layout.stage import expert_index_of, pp_rank_of
 
 UPDATE_ELEMENTS = 1 << 24
-"""Elements of a fused update that casts too (`gpu_update_elements` in `models/piece_sizes.py`)."""
+"""Elements of a fused update that casts too (`gpu_update_elements` in `core/piece_sizes.py`)."""
 
 NORM_ELEMENTS = 1 << 16
 """Gradients whose squares a CPU adds up at a time (`norm_elements` in the same file)."""
 
 MUON_BUCKETS = 4
-"""Buckets of Muon whose pieces travel at a time (`models/piece_sizes.py`)."""
+"""Buckets of Muon whose pieces travel at a time (`core/piece_sizes.py`)."""
 
 MUON_RESULTS = 2
 """Buckets of Muon whose results travel at a time (the same file)."""

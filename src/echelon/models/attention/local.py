@@ -16,6 +16,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from echelon.core.choices.kernels import ATTENTION_KERNELS, AttentionKernel, cudnn_takes_squares
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.layout.attention_tiles import AttentionTile
 from echelon.models.attention.flash import flash_on
 from echelon.models.attention.fused import HEAD_DIM_MULTIPLE, FusedCpuKernel, FusedGpuKernel
@@ -48,6 +49,7 @@ class AttentionRule:
     kernel: AttentionKernel = "auto"
     planned_capability: float = 0.0
     sinks: HeadSinks | None = None
+    pieces: PieceSizes = TRAINING_PIECES
 
 
 NO_CAP = AttentionRule()
@@ -61,13 +63,13 @@ def kernel_for(
     No fused one has a soft cap.
     """
     if rule.soft_cap is not None or rule.kernel == "plain":
-        return PlainKernel()
+        return PlainKernel(rule.pieces)
     if device.type == "cpu":
         return FusedCpuKernel()
     fused = dtype != torch.float64 and head_dim % HEAD_DIM_MULTIPLE == 0
     on_meta = device.type == "meta"  # what a rehearsal asks for
     if not fused or not (on_meta or (device.type == "cuda" and torch.version.hip is None)):
-        return PlainKernel()
+        return PlainKernel(rule.pieces)
     has_flash = on_meta or torch.cuda.get_device_capability(device) >= (8, 0)
     if dtype in LOW_PRECISION and has_flash and head_dim <= ATTENTION_KERNELS["flash"].max_head_dim:
         flash = flash_on(device, rule.kernel)

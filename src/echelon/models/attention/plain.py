@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 import torch
 
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.layout.attention_tiles import AttentionTile
 from echelon.models.attention.flash import FlashAttention
 from echelon.models.attention.interface import (
@@ -27,10 +28,6 @@ from echelon.models.attention.interface import (
 )
 from echelon.models.precision import widened
 
-MAX_COLUMNS = 1024  # keys
-MAX_SCORES = 2**22
-"""A block has no more scores than this, of all sequences and heads together, or 16 rows."""
-
 
 class PlainKernel:
     """Compute any piece on any device in any dtype."""
@@ -38,12 +35,16 @@ class PlainKernel:
     flash: FlashAttention | None = None
     """What takes any band, and many documents, in one call."""
 
+    def __init__(self, sizes: PieceSizes = TRAINING_PIECES) -> None:
+        """Hold blocks of scores of `sizes`."""
+        self._sizes = sizes
+
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: ScoreRule
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (out, lse), both in at least float32."""
         merged = OnlineSoftmax(q.shape, widened(q.new_empty(0)).dtype, q.device)
-        for block in _blocks(q, k, scores):
+        for block in _blocks(q, k, scores, self._sizes):
             v_BKCd = _keys(v[block.k])
             scores_BKRC, _ = _scores(q, k, block, scores)
             lse_BKR = scores_BKRC.logsumexp(dim=-1)
@@ -59,7 +60,7 @@ class PlainKernel:
         q, k, v = attended.q, attended.k, attended.v
         total = AttentionGradients.zeros(q, k, v)
         delta_TBH = (widened(dout) * attended.out).sum(-1)
-        for block in _blocks(q, k, scores):
+        for block in _blocks(q, k, scores, self._sizes):
             k_BKCd, v_BKCd = _keys(k[block.k]), _keys(v[block.k])
             q_BKRd, dout_BKRd = (_queries(x[block.q], k) for x in (q, dout))
             weights_BKRC, slope = _scores(q, k, block, scores)
@@ -76,11 +77,14 @@ class PlainKernel:
         return total
 
 
-def _blocks(q: torch.Tensor, k: torch.Tensor, scores: ScoreRule) -> Iterator[AttentionTile]:
+def _blocks(
+    q: torch.Tensor, k: torch.Tensor, scores: ScoreRule, sizes: PieceSizes
+) -> Iterator[AttentionTile]:
     """Yield the visible blocks of rows and columns; each row of one meets a column in it."""
     num_queries, num_keys = q.shape[0], k.shape[0]
-    columns = min(num_keys, MAX_COLUMNS)
-    rows = max(16, MAX_SCORES // max(1, columns * q.shape[1] * q.shape[2]))
+    columns = min(num_keys, sizes.score_columns)
+    per_query = max(1, columns * q.shape[1] * q.shape[2])
+    rows = max(sizes.score_rows, sizes.score_elements // per_query)
     whole = AttentionTile(slice(0, num_queries), slice(0, num_keys), scores.band)
     for first in range(0, num_queries, rows):
         strip = whole.rows(first, min(first + rows, num_queries))

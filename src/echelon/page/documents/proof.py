@@ -101,8 +101,29 @@ def _head(proof: Mapping[str, Any]) -> str:
     model = proof["shrunk_plan"]["mathematics"]["model"]
     return (
         f"{proof['plan']}: {proof['mesh']} beside one process, {steps}; {model['layers']} blocks x "
-        f"{model['hidden']} wide stand for the model"
+        f"{model['hidden']} wide stand for the model{_changed(proof.get('changes', ()))}"
     )
+
+
+def _changed(changes: Sequence[Mapping[str, Any]]) -> str:
+    """Each number of the plan that is another one in the small plan, on a line.
+
+    Dtypes are words: the heads of the table name them.
+    """
+    told = ", ".join(
+        f"{c['name']} {_short(c['given'])} -> {_short(c['proven'])}"
+        for c in changes
+        if not isinstance(c["proven"], str)
+    )
+    return f"\nchanged for the proof: {told}" if told else ""
+
+
+def _short(value: object) -> str:
+    """A value in few words: of lists of blocks, how many each has."""
+    if isinstance(value, list | tuple):
+        parts = [str(len(one)) if isinstance(one, list | tuple) else str(one) for one in value]
+        return f"[{', '.join(parts)}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _by_precision(passes: Sequence[Mapping[str, Any]]) -> DataTable:

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import torch
 
-from echelon.models.piece_sizes import TRAINING_PIECES
+from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.parallel.completion.in_flight import InFlight, LateOperation, OperationName
 from echelon.parallel.completion.memory import poison, private_copy
 from echelon.parallel.offload.file_store import (

@@ -18,12 +18,12 @@ from echelon.core.attention_mask import AttentionMask, DocumentStarts, Placement
 from echelon.core.choices.kernels import AttentionKernel
 from echelon.core.choices.registry import load_reference
 from echelon.core.model_shape import ModelShape
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.plan import Plan
 from echelon.layout.attention_tiles import AttentionTile, tiles_between
 from echelon.models.attention.interface import HeadSinks
 from echelon.models.attention.local import AttentionRule, LocalAttention, takes_any_band
 from echelon.models.batch import TokenBatch
-from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.context.ulysses import HeadsToPositions, PositionsToHeads
 from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.transport.collectives import Group
@@ -62,13 +62,13 @@ class ContextAttention:
         ulysses: Group,
         store: GradientStore,
         *,
-        tile_rows: int = TRAINING_PIECES.tile_rows,
+        pieces: PieceSizes = TRAINING_PIECES,
     ) -> None:
         """Send keys around `ring` and exchange heads in `ulysses`, as `plan.layout.context` says.
 
-        `store` has work for the time of a transfer; tiles of a window have `tile_rows` or more.
+        `store` has work for the time of a transfer; tiles and blocks of scores are of `pieces`.
         """
-        self._tile_rows = tile_rows
+        self._pieces = pieces
         self._kernel: AttentionKernel = plan.layout.context.attention
         self._capability = plan.cluster.device.capability
         self._over_places = load_reference(plan.layout.context.record.runner)
@@ -102,8 +102,9 @@ class ContextAttention:
             kernel=self._kernel,
             planned_capability=self._capability,
             sinks=None if sinks_H is None else self._sinks(sinks_H),
+            pieces=self._pieces,
         )
-        tile_rows = None if takes_any_band(q, rule) else self._tile_rows
+        tile_rows = None if takes_any_band(q, rule) else self._pieces.tile_rows
         if not self.exchanges:
             pieces = tiles_between(batch.runs, batch.runs, shape.mask, batch.documents, tile_rows)
             return LocalAttention.apply(q, k, v, pieces, rule).reshape(rows, -1)

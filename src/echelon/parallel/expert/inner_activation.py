@@ -18,7 +18,7 @@ import torch
 
 from echelon.core.choices.kernels import KernelProvider
 from echelon.core.model_shape import Experts
-from echelon.models.piece_sizes import PieceSizes
+from echelon.core.piece_sizes import PieceSizes
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.kernels.fused import weighted_swiglu, weighted_swiglu_backward
 from echelon.parallel.kernels.low_precision import row_chunks

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from echelon.core.choices.kernels import KernelProvider
-from echelon.models.piece_sizes import PieceSizes
+from echelon.core.piece_sizes import PieceSizes
 from echelon.models.precision import LOW_PRECISION, at_least_fp32
 from echelon.parallel.kernels import piece_formulas
 from echelon.parallel.kernels.low_precision import row_chunks

@@ -26,7 +26,7 @@ from itertools import pairwise
 import torch
 from torch.nn import functional as fn
 
-from echelon.models.piece_sizes import TRAINING_PIECES
+from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.parallel.kernels.operators import define_operator
 from echelon.parallel.storage.matmul import add_product
 

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import E4M3, E5M2, at_least_fp32
 
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}  # number of a format

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 from echelon.core.choices.kernels import KernelProvider
-from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import LOW_PRECISION, at_least_fp32
 from echelon.parallel.kernels import low_precision
 from echelon.parallel.kernels.low_precision import GELU_BACKWARD, row_chunks

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional as fn
 
-from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 
 GELU_BACKWARD: Any = torch.ops.aten.gelu_backward.grad_input
 

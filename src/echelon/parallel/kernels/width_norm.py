@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import LOW_PRECISION, at_least_fp32
 from echelon.parallel.kernels.low_precision import row_chunks
 from echelon.parallel.storage.gradients import GradientStore

@@ -30,10 +30,10 @@ from echelon.core.attention_mask import AttentionMask, Placement
 from echelon.core.axis import Axis
 from echelon.core.choices.registry import load_reference
 from echelon.core.errors import ConfigError, RunFailed
+from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.core.plan import Plan
 from echelon.core.rulebook.module import MODULE_ATTENTION, MODULE_BATCH
 from echelon.models.attention.local import AttentionRule, LocalAttention, takes_any_band
-from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.context.attention import RingContext
 from echelon.parallel.context.ulysses import HeadsToPositions, PositionsToHeads
 from echelon.parallel.device_mesh import RankGroups

@@ -41,8 +41,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from echelon.core.errors import ConfigError
+from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.core.rulebook.module import MODULE_LOSS
-from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.kernels.cross_entropy import (
     LabelRows,

@@ -35,8 +35,8 @@ from echelon.core.disk import (
     write_all,
 )
 from echelon.core.errors import EchelonError, EnvironmentProblem
+from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.core.units import binary_bytes
-from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.offload.host_memory import Allocate, BoundedBuffers, plain_memory
 from echelon.parallel.offload.store import Pool, copy_into
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
+from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.core.plan import OffloadTarget
 from echelon.cost.bytes.terms import Pool
-from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.offload.host_memory import Allocate, plain_memory
 
 

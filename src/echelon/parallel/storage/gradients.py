@@ -25,7 +25,7 @@ from itertools import pairwise
 
 import torch
 
-from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import LOW_PRECISION
 from echelon.parallel.storage.buckets import Bucket, Slot
 from echelon.parallel.storage.matmul import add_product

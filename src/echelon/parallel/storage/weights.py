@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from echelon.core.parameters import ParameterSpec
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.plan import Plan
 from echelon.models.counter_random import initial_values
 from echelon.parallel.device_mesh import RankGroups
@@ -100,6 +101,7 @@ def fill_initial(
     plan: Plan,
     groups: RankGroups,
     device: torch.device,
+    pieces: PieceSizes = TRAINING_PIECES,
 ) -> None:
     """Write initial values, made on `device`, into `flats`: one per bucket, whole or its own slice.
 
@@ -115,8 +117,15 @@ def fill_initial(
                 # What rests on the host is made where the run computes, too.
                 here = part.device == device
                 made = part if here else torch.empty_like(part, device=device)
-                size, seed = tuple(part.shape), plan.mathematics.seed
-                initial_values(plan.model, slot.spec, seed, offset=offset, size=size, into=made)
+                seed = plan.mathematics.seed
+                initial_values(
+                    plan.model,
+                    slot.spec,
+                    seed,
+                    offset=offset,
+                    into=made,
+                    pieces=pieces,
+                )
                 if not here:
                     part.copy_(made)
 

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from echelon.core.choices.collective_algorithms import BACKEND
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.cost.bytes.all_reduce import SumGroup
 from echelon.cost.bytes.terms import (
     all_gather_bytes,
@@ -133,7 +134,7 @@ class Group:
         self._room: SharedRoom | None = None
         self._asked_for_room = False
 
-    def share_memory(self) -> bool:
+    def share_memory(self, pieces: PieceSizes = TRAINING_PIECES) -> bool:
         """Exchange small tensors through memory from now on, where all members are on one host.
 
         All members call it together; return whether it is so. Only Gloo's groups have use for it.
@@ -141,7 +142,9 @@ class Group:
         if not self._asked_for_room:
             self._asked_for_room = True
             if self.communicator is not None and self.communicator.is_gloo:
-                self._room = open_room(self.size, self.index, self.gather_objects)
+                self._room = open_room(
+                    self.size, self.index, self.gather_objects, pieces.shared_bytes
+                )
         return self._room is not None
 
     def sum_by(self, sums: SumGroup, *, slices: bool = True) -> None:

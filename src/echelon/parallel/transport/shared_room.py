@@ -7,7 +7,7 @@ of its own and then the number of the operation beside it, and looks at the numb
 until they are there. All add the slots up in the order of members, so all have the same bits.
 
     numbers    64 bytes for each member: the last operation whose part it has written
-    slots      two of `SLOT_BYTES` for each member, for operations of even and of odd numbers
+    slots      two of `slot_bytes` for each member, for operations of even and of odd numbers
 
 A slot is written again two operations later. Who begins operation k + 1 has seen the number k of
 everyone, and who has written number k had read all slots of k - 1: so nothing is overwritten that
@@ -25,9 +25,6 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 import torch
-
-SLOT_BYTES = 1 << 18
-"""The largest tensor that is exchanged this way: activations of a few tokens."""
 
 KEEPS_ORDER = platform.machine() in ("x86_64", "AMD64")
 """Whether other processors see stores in the order in which they were made."""
@@ -63,19 +60,20 @@ class SharedWork:
 class SharedRoom:
     """The memory that the members of a group share, as one of them sees it."""
 
-    def __init__(self, memory: mmap.mmap, size: int, index: int) -> None:
+    def __init__(self, memory: mmap.mmap, size: int, index: int, slot_bytes: int) -> None:
         """Map the memory of a group of `size` members, of which this is `index`."""
         self._size, self._index, self._number = size, index, 0
+        self._slot_bytes = slot_bytes
         self._numbers = memoryview(memory)[: size * _LINE].cast("Q")
         self._slots = [
-            torch.frombuffer(memory, dtype=torch.uint8, count=SLOT_BYTES, offset=start)
-            for start in range(size * _LINE, size * (_LINE + 2 * SLOT_BYTES), SLOT_BYTES)
+            torch.frombuffer(memory, dtype=torch.uint8, count=slot_bytes, offset=start)
+            for start in range(size * _LINE, size * (_LINE + 2 * slot_bytes), slot_bytes)
         ]
         self._under_way: SharedWork | None = None
 
     def has_room(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor fits into a slot."""
-        return tensor.nbytes <= SLOT_BYTES and tensor.device.type == "cpu"
+        return tensor.nbytes <= self._slot_bytes and tensor.device.type == "cpu"
 
     def add(self, tensor: torch.Tensor) -> SharedWork:
         """Sum `tensor` over the members, in place, in their order."""
@@ -132,19 +130,22 @@ class SharedRoom:
                 os.sched_yield()
 
 
-def open_room(size: int, index: int, tell: Callable[[object], list[object]]) -> SharedRoom | None:
+def open_room(
+    size: int, index: int, tell: Callable[[object], list[object]], slot_bytes: int
+) -> SharedRoom | None:
     """Return memory that all members map; None where they are on several hosts, or can't.
 
-    Every member calls it; `tell` gives what each member said to all, in their order.
+    Every member calls it; `tell` gives what each member said to all, in their order. The largest
+    tensor that has room is of `slot_bytes`.
     """
-    path = _made(size) if index == 0 else None
+    path = _made(_bytes(size, slot_bytes)) if index == 0 else None
     try:
         told = tell((_host(), None if path is None else str(path)))
         hosts = {str(one[0]) for one in told if isinstance(one, tuple)}
         named = told[0][1] if isinstance(told[0], tuple) else None
         memory = None
         if len(hosts) == 1 and named is not None:
-            memory = _mapped(Path(str(named)), size)
+            memory = _mapped(Path(str(named)), _bytes(size, slot_bytes))
         there = tell(memory is not None)
     finally:
         # Whoever has mapped it keeps it; a name that is left would outlive a killed rank.
@@ -152,7 +153,7 @@ def open_room(size: int, index: int, tell: Callable[[object], list[object]]) -> 
             path.unlink(missing_ok=True)
     if memory is None or not all(there):
         return None
-    return SharedRoom(memory, size, index)
+    return SharedRoom(memory, size, index, slot_bytes)
 
 
 def _host() -> str:
@@ -166,26 +167,26 @@ def _host() -> str:
     return f"{platform.node()} {boot}"
 
 
-def _bytes(size: int) -> int:
-    return size * (_LINE + 2 * SLOT_BYTES)
+def _bytes(size: int, slot_bytes: int) -> int:
+    return size * (_LINE + 2 * slot_bytes)
 
 
-def _made(size: int) -> Path | None:
+def _made(num_bytes: int) -> Path | None:
     if not os.access(_HOME, os.W_OK):
         return None
     try:
         with NamedTemporaryFile(prefix="echelon-room-", dir=_HOME, delete=False) as file:
-            file.truncate(_bytes(size))
+            file.truncate(num_bytes)
             # Pages are taken here: a store into one that memory has no room for would be a kill.
-            os.posix_fallocate(file.fileno(), 0, _bytes(size))
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
             return Path(file.name)
     except OSError:
         return None
 
 
-def _mapped(path: Path, size: int) -> mmap.mmap | None:
+def _mapped(path: Path, num_bytes: int) -> mmap.mmap | None:
     try:
         with path.open("r+b") as file:
-            return mmap.mmap(file.fileno(), _bytes(size))
+            return mmap.mmap(file.fileno(), num_bytes)
     except (OSError, ValueError):
         return None

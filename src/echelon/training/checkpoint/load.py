@@ -16,6 +16,7 @@ import torch
 
 from echelon.core.disk import list_names, sha256_of_file
 from echelon.core.errors import CheckpointError, Problem
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.rulebook.run import (
     CHECKPOINT_COMPLETE,
     CHECKPOINT_COVERS_TENSORS,
@@ -58,6 +59,7 @@ def load_checkpoint(
     identity: RunIdentity,
     exchange: ObjectCommunicator,
     accept: Collection[str] = (),
+    pieces: PieceSizes = TRAINING_PIECES,
 ) -> LoadedCheckpoint:
     """Fill the tensors of `wanted` in place from the checkpoint folder `path`; every rank calls it.
 
@@ -72,7 +74,7 @@ def load_checkpoint(
     run_on_all_ranks(exchange, lambda: prepared.append(_prepare(path, wanted, identity, accept)))
     index, reads = prepared[0]
     run_on_all_ranks(exchange, lambda: _verify_share(path, index, exchange))
-    run_on_all_ranks(exchange, lambda: _read_all(path, reads))
+    run_on_all_ranks(exchange, lambda: _read_all(path, reads, pieces))
     return LoadedCheckpoint(step=index.step, state=read_state(path))
 
 
@@ -196,7 +198,7 @@ def _plan_reads(path: Path, index: CheckpointIndex, wanted: Shards) -> dict[str,
     return reads
 
 
-def _read_all(path: Path, reads: Mapping[str, Sequence[_ShardRead]]) -> None:
+def _read_all(path: Path, reads: Mapping[str, Sequence[_ShardRead]], sizes: PieceSizes) -> None:
     buffer: torch.Tensor | None = None
     for name, entries in reads.items():
         try:
@@ -204,7 +206,7 @@ def _read_all(path: Path, reads: Mapping[str, Sequence[_ShardRead]]) -> None:
             with (path / name).open("rb", buffering=0) as stream:
                 for key, cut, target in entries:
                     for rows in pieces[key].rows(cut, target):
-                        buffer = row_buffer(rows, buffer)
+                        buffer = row_buffer(rows, buffer, sizes)
                         for part, block in rows.blocks(stream.fileno(), buffer):
                             part.copy_(block)
         except (OSError, ValueError, KeyError) as error:

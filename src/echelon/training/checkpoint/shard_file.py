@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from echelon.core.disk import disk_errors, flush_file, flush_folder, read_all
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.index import CheckpointFileEntry, ShardEntry
 
@@ -153,9 +154,6 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-BUFFER_BYTES = 2 * 2**20
-"""Bytes that are read at once, or a row where that has more: small beside the slice of a rank."""
-
 _LEAST_BYTES = 2**16
 """Below it the allocator's own is used: pages are 4 KiB."""
 
@@ -260,9 +258,11 @@ def read_pieces(path: Path) -> Mapping[str, StoredPiece]:
     }
 
 
-def row_buffer(rows: StoredRows, buffer: torch.Tensor | None) -> torch.Tensor:
+def row_buffer(
+    rows: StoredRows, buffer: torch.Tensor | None, pieces: PieceSizes = TRAINING_PIECES
+) -> torch.Tensor:
     """Return `buffer` where a row has room in it, or one in which it has."""
-    size = max(BUFFER_BYTES, rows.row_bytes)
+    size = max(pieces.buffer_bytes, rows.row_bytes)
     if buffer is None or buffer.numel() < size:
         return own_memory((size,), torch.uint8)
     return buffer

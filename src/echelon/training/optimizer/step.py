@@ -25,10 +25,10 @@ import torch
 
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.choices.registry import load_reference
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.plan import Optimizer, OptimizerKind, Plan
 from echelon.layout.muon import muon_exchange
 from echelon.layout.stage import expert_index_of, pp_rank_of
-from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import TORCH_DTYPES, at_least_fp32
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.offload import OffloadPlace, OffloadStore, PendingFetch

@@ -23,7 +23,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.storage.buckets import Bucket
 
 TrainedRange = tuple[slice, bool]

@@ -225,7 +225,7 @@ class AsynchronousServer(ParameterServer):
         if self.plan.mathematics.updates.applies_each:
             return pushes[0].norm_squared ** 0.5
         mine = local_norm_squared(
-            self.model.buckets, lambda _: True, run_elements=self._pieces.norm_elements
+            self.model.buckets, lambda _: True, run_elements=self.pieces.norm_elements
         )
         row = torch.tensor([mine], dtype=torch.float64)
         rows = self.groups.server_peers.gather_rows(row, name="norms of servers")
@@ -296,7 +296,7 @@ class AsynchronousWorker(ServedWorker):
         if self.on_gradients is not None:
             self.on_gradients()
         squares = sum_of_squares(
-            model.buckets, lambda _: True, run_elements=self._pieces.norm_elements
+            model.buckets, lambda _: True, run_elements=self.pieces.norm_elements
         )
         values = torch.stack(list(losses.values()))
         own = float(values.sum().double())

@@ -48,7 +48,7 @@ class ParameterServer(TrainEngine):
 
     def _build(self, *, initial: bool) -> RankModel:
         return server_model(
-            self.plan, self.groups, self.device, pieces=self._pieces, initial=initial
+            self.plan, self.groups, self.device, pieces=self.pieces, initial=initial
         )
 
     def _counts(self, bucket: Bucket) -> bool:

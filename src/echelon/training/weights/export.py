@@ -2,8 +2,8 @@
 """Tensors of a folder, made one at a time from a checkpoint, whatever its layout.
 
 A tensor is allocated, filled from the pieces of the checkpoint that lie in it through one small
-buffer, and converted on the way. So whoever makes it holds it and a buffer of `BUFFER_BYTES`; to
-merge adapters takes `MERGED_BYTES` more.
+buffer, and converted on the way. So whoever makes it holds it and a buffer of `buffer_bytes`; to
+merge adapters takes `merged_bytes` more (`core/piece_sizes.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 
 from echelon.core.choices.lora import LORA_A, LORA_B
 from echelon.core.errors import CheckpointError
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.rulebook.run import (
     CHECKPOINT_COVERS_TENSORS,
     CHECKPOINT_SAME_MODEL,
@@ -27,7 +28,6 @@ from echelon.interop.hugging_face.folder import FolderTensor
 from echelon.interop.weight_names.source import ParameterSource
 from echelon.training.checkpoint.index import PARAMETERS, CheckpointIndex, ShardEntry, TensorEntry
 from echelon.training.checkpoint.shard_file import (
-    BUFFER_BYTES,
     DTYPE_NAMES,
     StoredPiece,
     StoredRows,
@@ -37,9 +37,7 @@ from echelon.training.checkpoint.shard_file import (
 )
 from echelon.training.steps.expert_balance import ROUTER_BIAS
 
-MERGED_BYTES = 4 * 2**20
-"""Bytes of rows into which adapters are merged at once, and of their products."""
-SCRATCH_BYTES = BUFFER_BYTES + MERGED_BYTES
+SCRATCH_BYTES = TRAINING_PIECES.buffer_bytes + TRAINING_PIECES.merged_bytes
 """What it takes to make a tensor, beside the tensor."""
 _STORED = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
@@ -53,8 +51,7 @@ class StoredModel:
     pieces: Mapping[str, Mapping[str, StoredPiece]]
     scale: float = 0.0
     """What the product of the matrices of an adapter is scaled by; 0 where none is merged."""
-    merged_bytes: int = MERGED_BYTES
-    """Bytes of rows into which adapters are merged at once, and of their products."""
+    sizes: PieceSizes = TRAINING_PIECES
 
 
 def open_model(
@@ -64,13 +61,13 @@ def open_model(
     kind: str = PARAMETERS,
     *,
     scale: float = 0.0,
-    merged_bytes: int = MERGED_BYTES,
+    sizes: PieceSizes = TRAINING_PIECES,
 ) -> StoredModel:
     """Return where a checkpoint keeps the parts of some tensors; CheckpointError for one without.
 
     They are of the model, or of another `kind` with the same names: what an optimizer keeps. Where
-    there is a `scale`, adapters of layers are merged into their weights by it, `merged_bytes` at a
-    time. Headers are read, and no tensor.
+    there is a `scale`, adapters of layers are merged into their weights by it. What is
+    large is read and merged in pieces of `sizes`. Headers are read, and no tensor.
     """
     held = {**index.tensors.get(ROUTER_BIAS, {}), **index.tensors.get(kind, {})}
     wanted = [name for tensor in tensors for name, _ in tensor.parts]
@@ -98,9 +95,7 @@ def open_model(
             pieces[file] = read_pieces(path / file)
         except (OSError, ValueError) as error:
             raise _unreadable(path / file, error) from error
-    return StoredModel(
-        path=path, tensors=held, pieces=pieces, scale=scale, merged_bytes=merged_bytes
-    )
+    return StoredModel(path=path, tensors=held, pieces=pieces, scale=scale, sizes=sizes)
 
 
 def _adapter_names(name: str) -> tuple[str, str]:
@@ -139,7 +134,7 @@ def _fill(model: StoredModel, name: str, offset: float, reads: _Reads) -> None:
         try:
             with file.open("rb", buffering=0) as stream:
                 for rows in reads(piece, stored, _STORED[entry.dtype]):
-                    buffer = row_buffer(rows, buffer)
+                    buffer = row_buffer(rows, buffer, model.sizes)
                     for part, block in rows.blocks(stream.fileno(), buffer):
                         part.copy_(block - offset if offset else block)
         except OSError as error:
@@ -160,7 +155,7 @@ def _fill_merged(
     wide = torch.promote_types(made.dtype, torch.float32)
     a_RI, b_OR = (_whole(model, one, wide) for one in _adapter_names(name))
     rows, width = model.tensors[name].shape
-    at_once = max(1, model.merged_bytes // (2 * width * wide.itemsize))
+    at_once = max(1, model.sizes.merged_bytes // (2 * width * wide.itemsize))
     rows_of_made = made.view(-1, made.shape[-1])
     merged, added = (own_memory((min(rows, at_once), width), wide) for _ in range(2))
     for first in range(0, rows, at_once):

@@ -13,6 +13,7 @@ from itertools import groupby
 import torch
 
 from echelon.core.errors import CheckpointError
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.rulebook.weights import WEIGHTS_FILE_READABLE, WEIGHTS_FINITE
 from echelon.interop.weight_names.source import RowRun
 from echelon.parallel.storage.weights import Shard
@@ -66,6 +67,7 @@ def load_moments(
     weights: WeightFiles,
     wanted: Mapping[str, Mapping[str, Sequence[Shard]]],
     exchange: ObjectCommunicator,
+    pieces: PieceSizes = TRAINING_PIECES,
 ) -> None:
     """Fill what an optimizer keeps, by kind, then by canonical name; every rank calls it."""
     for kind, shards in wanted.items():
@@ -74,22 +76,25 @@ def load_moments(
             name: (stored, replace(source, offset=0.0))
             for name, (stored, source) in weights.moments[kind].items()
         }
-        load_weights(replace(weights, sources=places), shards, exchange)
+        load_weights(replace(weights, sources=places), shards, exchange, pieces)
 
 
 def load_weights(
-    weights: WeightFiles, wanted: Mapping[str, Sequence[Shard]], exchange: ObjectCommunicator
+    weights: WeightFiles,
+    wanted: Mapping[str, Sequence[Shard]],
+    exchange: ObjectCommunicator,
+    pieces: PieceSizes = TRAINING_PIECES,
 ) -> None:
     """Fill the tensors of `wanted` (by canonical name) in place; every rank calls it.
 
     Values become the dtype of their target. CheckpointError, on every rank, where a file cannot be
     read on some rank or a value is not finite in its target's dtype.
     """
-    run_on_all_ranks(exchange, lambda: _load(weights, wanted))
+    run_on_all_ranks(exchange, lambda: _load(weights, wanted, pieces))
 
 
 @torch.no_grad()
-def _load(weights: WeightFiles, wanted: Mapping[str, Sequence[Shard]]) -> None:
+def _load(weights: WeightFiles, wanted: Mapping[str, Sequence[Shard]], pieces: PieceSizes) -> None:
     reads = [
         read
         for shards in wanted.values()
@@ -104,7 +109,7 @@ def _load(weights: WeightFiles, wanted: Mapping[str, Sequence[Shard]]) -> None:
         try:
             with file.open("rb", buffering=0) as stream:
                 for read in of_file:
-                    buffer = row_buffer(read.rows, buffer)
+                    buffer = row_buffer(read.rows, buffer, pieces)
                     if not _fill(stream.fileno(), read, buffer):
                         spoilt[read.name] = None
         except OSError as error:

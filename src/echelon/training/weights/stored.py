@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-_CHUNK_BYTES = 8 * 2**20
+from echelon.core.piece_sizes import TRAINING_PIECES
+
 DTYPE_SIZES: Mapping[str, int] = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 
 
@@ -147,7 +148,7 @@ def _same_bytes(one: StoredBlock, two: StoredBlock, rows: int, item: int) -> boo
     if one.start_of(top, left, item) == two.start_of(top, left, item) and one.file == two.file:
         return True
     together = one.width == two.width == right - left
-    height = max(1, _CHUNK_BYTES // ((right - left) * item)) if together else 1
+    height = max(1, TRAINING_PIECES.compared_bytes // ((right - left) * item)) if together else 1
     with one.file.open("rb") as first, two.file.open("rb") as second:
         for row in range(top, end, height):
             size = min(height, end - row) * (right - left) * item

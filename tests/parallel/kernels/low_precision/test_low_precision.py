@@ -11,9 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from echelon.core.model_shape import ModelShape
+from echelon.core.piece_sizes import PieceSizes
 from echelon.models.batch import IGNORED_LABEL
 from echelon.models.operations import LossHead, Operations
-from echelon.models.piece_sizes import PieceSizes
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.tensor import TensorSplit

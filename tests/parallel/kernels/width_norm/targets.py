@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from echelon.core.event import Event
+from echelon.core.piece_sizes import PROOF_PIECES
 from echelon.launch.context import RankContext
-from echelon.models.piece_sizes import PROOF_PIECES
 from echelon.parallel.kernels.width_norm import WidthNorm, WidthShare, inverse_rms
 from echelon.parallel.storage.gradients import GradientStore, Reduction
 from tests.parallel.buckets import by_hand

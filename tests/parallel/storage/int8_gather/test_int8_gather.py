@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from echelon.core.experts import ExpertLayout
+from echelon.core.model_shape import Experts
 from echelon.core.plan import Plan, Precision, Zero
 from echelon.cost.bytes.sent import bytes_sent
 from echelon.launch.local.supervisor import RankPool
@@ -79,6 +80,9 @@ WIDE = replace(NANO, hidden=32, heads=8, kv_heads=4, ffn=48)
 ROUNDED = Precision(parameters="bf16", int8_block=4)
 MESSAGES = Zero(stage=3, gather="int8", accumulate="slices")
 
+SHARED = replace(DEEPSEEK.experts or Experts(num_experts=8, top_k=3, ffn=16), ffn=16)
+"""Experts of a width that two tensor ranks cut in whole blocks."""
+
 STEPS: dict[str, Plan] = {
     "three slices": plan_of(model=WIDE, dp_shard=3, precision=ROUNDED, zero=MESSAGES),
     "tp2, tied": plan_of(
@@ -107,7 +111,7 @@ STEPS: dict[str, Plan] = {
         experts=ExpertLayout(zero_stage=3),
     ),
     "shared experts, tp2": plan_of(
-        model=replace(DEEPSEEK, hidden=32),
+        model=replace(DEEPSEEK, hidden=32, experts=SHARED),
         dp_shard=2,
         ep=2,
         tp=2,

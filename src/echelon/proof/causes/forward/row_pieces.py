@@ -21,12 +21,12 @@ import torch
 from torch import nn
 
 from echelon.core.attention_mask import PositionRun
+from echelon.core.piece_sizes import PROOF_PIECES
 from echelon.core.plan import Plan
 from echelon.layout.attention_tiles import tiles_between
 from echelon.models.attention.interface import band_visible
 from echelon.models.batch import TokenBatch, positions_of
 from echelon.models.operations import Operations
-from echelon.models.piece_sizes import PROOF_PIECES
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.causes.forward.attention import CountPairs, counted_attention
 from echelon.proof.causes.forward.variants import Variant, positions_tensor

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from echelon.core.disk import disk_errors, flush_file
+from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.training.checkpoint.shard_file import tensor_bytes
 from echelon.training.weights.pickles import PickledTensor, read_archive
 
-_COPIED_BYTES = 2 * 2**20
 """Of rows that do not follow one another in memory, at once."""
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
@@ -70,7 +70,7 @@ class OpenArchive:
 
 
 def _rows_at_once(value: torch.Tensor) -> int:
-    return _COPIED_BYTES // (value[0].numel() * value.element_size())
+    return TRAINING_PIECES.buffer_bytes // (value[0].numel() * value.element_size())
 
 
 def save_archive(

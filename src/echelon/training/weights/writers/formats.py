@@ -20,6 +20,7 @@ from echelon.core.disk import disk_errors
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import router_biases
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.plan import DType
 from echelon.core.rulebook.weights import WEIGHTS_HAVE_NAMES, WEIGHTS_RANKS_DIVIDE
 from echelon.interop.hugging_face.folder import (
@@ -33,7 +34,7 @@ from echelon.interop.weight_names import megatron, torchtitan
 from echelon.interop.weight_names.names import find_naming
 from echelon.models.precision import TORCH_DTYPES
 from echelon.training.checkpoint.index import PARAMETERS, CheckpointIndex
-from echelon.training.weights.export import MERGED_BYTES, StoredModel, filled, open_model
+from echelon.training.weights.export import StoredModel, filled, open_model
 from echelon.training.weights.trainers.contents import MOMENTS
 from echelon.training.weights.trainers.megatron import BY_WORDS
 from echelon.training.weights.writers.archive import save_archive
@@ -59,8 +60,8 @@ class TrainerRequest:
     model_type: str | None
     tp: int
     pp: int
-    merged_bytes: int = MERGED_BYTES
-    """Bytes of rows into which adapters are merged at once."""
+    sizes: PieceSizes = TRAINING_PIECES
+    """Sizes of the pieces in which tensors are read and adapters merged."""
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -104,9 +105,7 @@ def write_trainer(
 
     CheckpointError where the checkpoint can't be read, EnvironmentProblem where the disk refuses.
     """
-    model = open_model(
-        checkpoint, index, found.tensors, scale=request.scale, merged_bytes=request.merged_bytes
-    )
+    model = open_model(checkpoint, index, found.tensors, scale=request.scale, sizes=request.sizes)
     if request.to == "dcp":
         chunks = [
             Chunk(

@@ -26,6 +26,7 @@ from echelon.core.disk import disk_errors, flush_file
 from echelon.core.errors import ConfigError, Interrupted
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import base_shape
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.plan import DType
 from echelon.core.rulebook.config import BAD_ARGUMENT
 from echelon.core.rulebook.launch import RUN_INTERRUPTED
@@ -48,7 +49,7 @@ from echelon.models.precision import TORCH_DTYPES
 from echelon.training.checkpoint.index import CheckpointIndex, read_index
 from echelon.training.checkpoint.load import check_checkpoint
 from echelon.training.checkpoint.shard_file import safetensors_header, tensor_bytes
-from echelon.training.weights.export import MERGED_BYTES, StoredModel, filled, open_model
+from echelon.training.weights.export import StoredModel, filled, open_model
 from echelon.training.weights.writers.formats import (
     TrainerFormat,
     TrainerRequest,
@@ -94,8 +95,8 @@ class ExportTask:
     """Stages of megatron-legacy."""
     adapters: bool
     """Whether the adapters alone are written."""
-    merged_bytes: int = MERGED_BYTES
-    """Bytes of rows into which adapters are merged at once: a proof has less than a tensor."""
+    sizes: PieceSizes = TRAINING_PIECES
+    """Sizes of the pieces in which tensors are read and adapters merged."""
 
     @property
     def scale(self) -> float:
@@ -114,7 +115,7 @@ class ExportTask:
             model_type=self.model_type,
             tp=self.tp,
             pp=self.pp,
-            merged_bytes=self.merged_bytes,
+            sizes=self.sizes,
         )
 
 
@@ -204,7 +205,7 @@ def _write_files(
     files: Files = {ADAPTER_WEIGHTS: tensors}
     if not task.adapters:
         files = share_out(tensors, dtype.itemsize, task.file_bytes)
-    model = open_model(checkpoint, index, tensors, scale=task.scale, merged_bytes=task.merged_bytes)
+    model = open_model(checkpoint, index, tensors, scale=task.scale, sizes=task.sizes)
     write_files(model, files, folder, dtype, writers)
     if not task.adapters and list(files) != [SINGLE_NAME]:
         text = index_text(files, dtype.itemsize)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from echelon.layout.attention_tiles import TILE_ROWS
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceSizes:
@@ -28,8 +26,24 @@ class PieceSizes:
     3.35 TB/s) 1,181 tokens take as long to compute as to move."""
     product_rows: int = 256
     """Rows that are widened at a time for a product which adds up in a wider dtype, on a CPU."""
-    tile_rows: int = TILE_ROWS
-    """Rows of a tile of attention with a window, at the least."""
+    tile_rows: int = 192
+    """Rows of a tile of attention with a window, at the least. PyTorch's kernel on CPU takes 64
+    rows at a time from here on, 32 below."""
+    score_columns: int = 1024
+    """Keys of a block of scores of the plain kernel of attention, at the most."""
+    score_elements: int = 2**22
+    """Scores of such a block, of all sequences and heads together."""
+    score_rows: int = 16
+    """Queries of such a block at the least, however many scores these have."""
+    prompt_queries: int = 256
+    """Queries of a prompt whose scores are held at once while text is written."""
+    random_elements: int = 1 << 16
+    """First values that are drawn at a time on a CPU: they stay in cache."""
+    gpu_random_elements: int = 1 << 24
+    """The same on a GPU: enough to keep it busy, in half a gigabyte beside the weights."""
+    shared_bytes: int = 1 << 18
+    """The largest tensor that ranks of one host exchange through memory: activations of a few
+    tokens. A larger one is sent."""
     norm_elements: int = 1 << 16
     """Elements that are added up in their own precision for the gradient norm, on a CPU; 256 times
     as many on a GPU."""
@@ -40,6 +54,13 @@ class PieceSizes:
     file_bytes: int = 8 * 2**20
     """The largest transfer of a file of offload, whole pages: one large tensor is moved by several
     threads."""
+    buffer_bytes: int = 2 * 2**20
+    """Bytes of a stored tensor that are read or copied at once, or a row where that has more: small
+    beside the slice of a rank."""
+    merged_bytes: int = 4 * 2**20
+    """Bytes of the rows into which adapters are merged at once, and of what is added to them."""
+    compared_bytes: int = 8 * 2**20
+    """Bytes of two copies of a tensor in files that are compared at a time."""
     muon_buckets: int = 4
     """Buckets of Muon whose pieces or results are on their way at a time."""
     muon_results: int = 2
@@ -55,10 +76,20 @@ PROOF_PIECES = PieceSizes(
     loss_rows=3,
     product_rows=3,
     tile_rows=2,
+    score_columns=5,
+    score_elements=1,
+    score_rows=3,
+    prompt_queries=3,
+    random_elements=100,
+    gpu_random_elements=100,
+    shared_bytes=256,
     norm_elements=100,
     update_elements=100,
     gpu_update_elements=100,
     file_bytes=4096,
+    buffer_bytes=400,
+    merged_bytes=800,
+    compared_bytes=400,
     muon_buckets=2,
     muon_results=1,
 )
