@@ -110,9 +110,9 @@ def test_a_chunk_that_one_rank_does_not_pass_on_is_told(monkeypatch: pytest.Monk
         return pass_on(sent, received, group, name)
 
     monkeypatch.setattr(tensor_overlap, "_pass_on", left_out)
-    (fault,) = rehearsed(*CHUNKS).faults
-    assert fault.rule.id in ("rehearse-other-data", "rehearse-missing")
-    assert "row.forward.2" in fault.text
+    faults = rehearsed(*CHUNKS).faults
+    assert {fault.rule.id for fault in faults} & {"rehearse-other-data", "rehearse-missing"}
+    assert any("row.forward.2" in fault.text for fault in faults)
 
 
 def test_a_sum_that_nobody_awaits_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
