@@ -21,7 +21,7 @@ from echelon.cost.bytes.terms import (
     reduce_scatter_bytes,
 )
 from echelon.parallel.completion.completion import Completion
-from echelon.parallel.completion.streams import COMPUTE, Work
+from echelon.parallel.completion.streams import COMPUTE, StreamWork
 from echelon.parallel.offload import OffloadPlace, OffloadStore
 from echelon.parallel.offload.host_memory import CopyStreams
 from echelon.parallel.offload.store import MemoryOffloadStore
@@ -266,7 +266,7 @@ class RehearsedGroup(Group):
         order = self._shapes.order
         if order.follows:
             order.give(stream, order.moment(COMPUTE))
-            work = Work(by=name, axis=self.axis, at=where_in_package())
+            work = StreamWork(by=name, axis=self.axis, at=where_in_package())
             for tensors, fills in ((reads, False), (writes, True)):
                 for tensor in tensors:
                     order.uses(stream, tensor, work, writes=fills)

@@ -28,7 +28,13 @@ from pathlib import Path
 import torch
 
 from echelon.parallel.completion.memory import extent_of
-from echelon.parallel.completion.streams import COMPUTE, Access, OrderedMark, StreamOrder, Work
+from echelon.parallel.completion.streams import (
+    COMPUTE,
+    Access,
+    OrderedMark,
+    StreamOrder,
+    StreamWork,
+)
 from echelon.parallel.offload.copying_store import CopiedFetch, CopyingOffloadStore
 from echelon.parallel.offload.host_memory import (
     BoundedBuffers,
@@ -218,7 +224,7 @@ class RehearsedCopyStreams(CopyStreams):
         """Return the mark of the end."""
         order, stream = self._order, f"{self._name} {direction}"
         order.give(stream, *(mark.moment for mark in after if isinstance(mark, OrderedMark)))
-        work = Work(by=f"copy {direction} {self._name}", axis="host", at=where_in_package())
+        work = StreamWork(by=f"copy {direction} {self._name}", axis="host", at=where_in_package())
         for target, source in copies:
             order.uses(stream, source, work, writes=False)
             order.uses(stream, target, work, writes=True)

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from echelon.core.errors import ProofFailed
 from echelon.core.rulebook.planner import REHEARSE_HOST_READ
-from echelon.parallel.completion.streams import COMPUTE, StreamOrder, Work
+from echelon.parallel.completion.streams import COMPUTE, StreamOrder, StreamWork
 from echelon.rehearsal.identity import DataNames
 from echelon.rehearsal.memory import MemoryInFlight, MemoryMeter, where_in_package
 from echelon.rehearsal.order import RankLog
@@ -173,7 +173,7 @@ class ShapesOnly(TorchDispatchMode):
             return
         targets = _targets(operation, args, kwargs) if operation.names else frozenset[int]()
         # Without the place in the code: a walk of the stack takes longer than the operation.
-        work = Work(by=operation.name, at=self.task)
+        work = StreamWork(by=operation.name, at=self.task)
         for tensor in given:
             self.order.uses(COMPUTE, tensor, work, writes=id(tensor) in targets)
         for tensor in new:

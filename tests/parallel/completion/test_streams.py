@@ -12,7 +12,7 @@ import torch
 from echelon.parallel.completion.in_flight import InFlight, Race, RaceKind
 from echelon.parallel.completion.late import InFlightWatch
 from echelon.parallel.completion.late_memory import LateCopyStreams, LateFileOffloadStore
-from echelon.parallel.completion.streams import COMPUTE, HOST, Access, StreamOrder, Work
+from echelon.parallel.completion.streams import COMPUTE, HOST, Access, StreamOrder, StreamWork
 from echelon.parallel.offload.copying_store import CopyingOffloadStore
 from echelon.parallel.offload.file_store import FileFetch, FileOffloadStore, FileTransfer
 from echelon.parallel.offload.store import MemoryOffloadStore
@@ -35,54 +35,54 @@ def test_streams_know_each_other_by_events_only() -> None:
     order, pairs = order_and_pairs()
     x, y = torch.zeros(4), torch.zeros(4)
     for tensor in (x, y):
-        order.uses(COMPUTE, tensor, Work(by="mm"), writes=True)
+        order.uses(COMPUTE, tensor, StreamWork(by="mm"), writes=True)
     order.give("down", order.moment(COMPUTE))
-    order.uses("down", x, Work(by="copy x"), writes=False)
+    order.uses("down", x, StreamWork(by="copy x"), writes=False)
     assert pairs == []
-    order.uses("up", y, Work(by="copy y"), writes=False)
+    order.uses("up", y, StreamWork(by="copy y"), writes=False)
     assert pairs == [("mm", "copy y")]
-    order.uses(COMPUTE, x, Work(by="add_"), writes=True)
+    order.uses(COMPUTE, x, StreamWork(by="add_"), writes=True)
     assert pairs[1:] == [("copy x", "add_")]
 
 
 def test_the_host_passes_on_what_it_has_waited_for() -> None:
     order, pairs = order_and_pairs()
     x = torch.zeros(4)
-    order.uses("down", x, Work(by="copy x"), writes=True)
+    order.uses("down", x, StreamWork(by="copy x"), writes=True)
     order.wait(HOST, order.moment("down"))
     order.give("file")
-    order.uses("file", x, Work(by="write x"), writes=False)
-    order.uses(COMPUTE, x, Work(by="add_"), writes=True)
+    order.uses("file", x, StreamWork(by="write x"), writes=False)
+    order.uses(COMPUTE, x, StreamWork(by="add_"), writes=True)
     assert pairs == [("write x", "add_")]
 
 
 def test_two_reads_and_two_parts_need_no_order() -> None:
     order, pairs = order_and_pairs()
     x = torch.zeros(4)
-    order.uses("a", x[:2], Work(by="first"), writes=True)
-    order.uses("b", x[2:], Work(by="second"), writes=True)
+    order.uses("a", x[:2], StreamWork(by="first"), writes=True)
+    order.uses("b", x[2:], StreamWork(by="second"), writes=True)
     y = torch.zeros(4)
-    order.uses("a", y, Work(by="first"), writes=False)
-    order.uses("b", y, Work(by="second"), writes=False)
+    order.uses("a", y, StreamWork(by="first"), writes=False)
+    order.uses("b", y, StreamWork(by="second"), writes=False)
     assert pairs == []
-    order.uses("b", x[1:3], Work(by="third"), writes=False)
+    order.uses("b", x[1:3], StreamWork(by="third"), writes=False)
     assert pairs == [("first", "third")]
 
 
 def test_a_storage_that_ends_leaves_nothing_to_the_next_one_at_its_address() -> None:
     order, pairs = order_and_pairs()
     for _ in range(20):
-        order.uses("a", torch.zeros(1000), Work(by="first"), writes=True)
-        order.uses("b", torch.zeros(1000), Work(by="second"), writes=True)
+        order.uses("a", torch.zeros(1000), StreamWork(by="first"), writes=True)
+        order.uses("b", torch.zeros(1000), StreamWork(by="second"), writes=True)
     assert pairs == []
 
 
 def test_accesses_of_a_stream_are_forgotten() -> None:
     order, pairs = order_and_pairs()
     x = torch.zeros(4)
-    order.uses("file", x, Work(by="read a"), writes=True)
+    order.uses("file", x, StreamWork(by="read a"), writes=True)
     order.forget("file")
-    order.uses(COMPUTE, x, Work(by="add_"), writes=True)
+    order.uses(COMPUTE, x, StreamWork(by="add_"), writes=True)
     assert pairs == []
 
 

@@ -35,7 +35,7 @@ from echelon.parallel.completion.memory import (
     touches,
     without,
 )
-from echelon.parallel.completion.streams import COMPUTE, Access, Moment, StreamOrder, Work
+from echelon.parallel.completion.streams import COMPUTE, Access, Moment, StreamOrder, StreamWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class InFlight:
                 self.use(part, by=str(name), writes=True, reads=False)
                 poison(part)
             if stream:
-                work = Work(by=str(name), axis=name.axis, at=operation.at)
+                work = StreamWork(by=str(name), axis=name.axis, at=operation.at)
                 for pairs, fills in ((reads, False), (writes, True)):
                     for tensor, _ in pairs:
                         self.order.uses(stream, tensor, work, writes=fills)
@@ -232,7 +232,7 @@ class InFlight:
         self, by: str, used: Sequence[tuple[torch.Tensor, bool]], made: Iterable[torch.Tensor]
     ) -> None:
         """Note that a kernel has used tensors, each with whether it wrote it, and made others."""
-        work = Work(by=by, at=place_in_code())
+        work = StreamWork(by=by, at=place_in_code())
         for tensor, writes in (*used, *((tensor, True) for tensor in made)):
             self.order.uses(COMPUTE, tensor, work, writes=writes)
 

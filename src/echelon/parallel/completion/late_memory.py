@@ -23,7 +23,7 @@ import torch
 from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.parallel.completion.in_flight import InFlight, LateOperation, OperationName
 from echelon.parallel.completion.memory import poison, private_copy
-from echelon.parallel.completion.streams import COMPUTE, Moment, OrderedMark, Work
+from echelon.parallel.completion.streams import COMPUTE, Moment, OrderedMark, StreamWork
 from echelon.parallel.offload.file_store import (
     FileExtent,
     FileFetch,
@@ -298,7 +298,7 @@ class LateFileOffloadStore(FileOffloadStore):
         """Note in a thread that bytes of a file were read into a buffer or written from it."""
         order, stream, name = self._flight.order, _stream_of(found), operation.name
         reading = name.kind == "read"
-        work = Work(by=str(name), axis=name.axis, at=operation.at)
+        work = StreamWork(by=str(name), axis=name.axis, at=operation.at)
         order.uses(stream, buffer, work, writes=reading)
         span = transfer.start, transfer.start + len(transfer.memory)
         order.uses_bytes(stream, ((id(self), "file"), span), work, writes=not reading)

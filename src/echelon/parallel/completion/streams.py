@@ -36,7 +36,7 @@ Moment = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class StreamWork:
     """Name a kernel, a copy, a collective or a transfer of a file."""
 
     by: str
@@ -50,7 +50,7 @@ class Work:
 class Access(NamedTuple):
     """One read or write of memory."""
 
-    work: Work
+    work: StreamWork
     stream: str
     time: int
     """The number of the access among all of the rank."""
@@ -112,7 +112,7 @@ class StreamOrder:
         for moment in (self.moment(self.here), *after):
             self.wait(stream, moment)
 
-    def uses(self, stream: str, tensor: torch.Tensor, work: Work, *, writes: bool) -> None:
+    def uses(self, stream: str, tensor: torch.Tensor, work: StreamWork, *, writes: bool) -> None:
         """Note that work of a stream reads or writes a tensor."""
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -122,7 +122,7 @@ class StreamOrder:
         self.uses_bytes(stream, (key, extent_of(tensor)), work, writes=writes)
 
     def uses_bytes(
-        self, stream: str, part: tuple[object, Span], work: Work, *, writes: bool
+        self, stream: str, part: tuple[object, Span], work: StreamWork, *, writes: bool
     ) -> None:
         """Note that work of a stream reads or writes bytes of a memory, such as a file."""
         memory, (begin, end) = part
@@ -150,7 +150,7 @@ class StreamOrder:
     def forget(self, stream: str) -> None:
         """Forget the accesses of a stream whose results nobody uses."""
         with self._lock:
-            for by_stream in self._accesses.values():
+            for by_stream in [*self._accesses.values()]:
                 by_stream.pop(stream, None)
 
     def _forget(self, key: int) -> None:
