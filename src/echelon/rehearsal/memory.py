@@ -102,6 +102,8 @@ class MemoryMeter:
             key = tensor.untyped_storage()._cdata
             if key in self._living:
                 num_bytes, before, end = self._living[key]
+                if before == term:
+                    continue
                 self._add(before, -num_bytes)
                 self._add(term, num_bytes)
                 self._living[key] = (num_bytes, term, end)

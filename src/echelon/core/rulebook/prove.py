@@ -446,6 +446,19 @@ PROVE_TRAINER_IMPORT = Rule(
     fixed='query = halves(stored["attention.wq"])',
 )
 
+PROVE_DATA = Rule(
+    id="prove-data",
+    why="""
+    A run trains on what its `[data]` says: each document in its place, answers of chats and nothing
+    else where only they count, no held-out token in training, sources in their shares, phases of a
+    mixture from their step on. The proof reads the first megabyte of each source once more, from
+    its records, by code that shares nothing with the trainer. It compares the rows of some steps
+    and of validation.
+    """,
+    bad="labels = where(answers[:-1], tokens[1:], -100)    # the mask of the token before",
+    fixed="labels = where(answers[1:], tokens[1:], -100)",
+)
+
 
 RACES_AREA = Area("races")
 """A proof with late completion: who may use memory when."""
