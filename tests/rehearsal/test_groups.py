@@ -11,7 +11,7 @@ from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder
 from echelon.rehearsal.groups import RehearsedCompletion
 from echelon.rehearsal.memory import MISSING_WAIT
-from echelon.rehearsal.order import RECEIVE, SEND, HostRead, Issue, RankLog, Wait
+from echelon.rehearsal.order import RECEIVE, SEND, HostRead, Issue, Made, RankLog, Wait
 from echelon.rehearsal.shapes import META, ShapesOnly
 
 
@@ -47,7 +47,7 @@ def test_calls_waits_and_bytes_are_written_down() -> None:
         rank.group.all_reduce(shape(8), name="sum")
         pending = rank.group.all_gather(shape(8), shape(2), name="whole", async_op=True)
     assert not pending.done()
-    assert [type(one) for one in rank.log.entries] == [Issue, Wait, Issue]
+    assert [type(entry) for entry in rank.log.entries] == [Made, Issue, Wait, Issue]
     first, second = rank.issues()
     assert (first.kind, first.num_bytes, first.dtype, first.members) == (
         "all_reduce",
@@ -58,7 +58,7 @@ def test_calls_waits_and_bytes_are_written_down() -> None:
     assert (second.kind, second.num_bytes, second.name) == ("all_gather", 32, "whole")
     pending.wait()
     pending.wait()
-    assert [type(one) for one in rank.log.entries] == [Issue, Wait, Issue, Wait]
+    assert [type(entry) for entry in rank.log.entries] == [Made, Issue, Wait, Issue, Wait]
     assert rank.events.bytes_by_axis() == {"tp": all_reduce_bytes(32, 4) + all_gather_bytes(8, 4)}
 
 
@@ -128,7 +128,7 @@ def test_one_rank_alone_calls_nothing() -> None:
         rank.alone.reduce_scatter(shape(4), x, name="slice").wait()
         rank.alone.all_to_all(shape(4), x, name="parts").wait()
         rank.alone.exchange({}, {}, name="rows").wait()
-    assert rank.log.entries == []
+    assert [type(entry) for entry in rank.log.entries] == [Made]
 
 
 def test_what_would_have_to_be_copied_to_be_sent_is_refused() -> None:

@@ -61,6 +61,7 @@ def message(rank: int, call: str) -> Issue:
         num_bytes=8,
         dtype="float32",
         name=call,
+        data="x",
     )
 
 

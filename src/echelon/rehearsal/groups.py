@@ -7,7 +7,7 @@ device. Small objects come back as if every rank had given the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from echelon.cost.bytes.terms import (
     reduce_scatter_bytes,
 )
 from echelon.parallel.completion.completion import Completion
+from echelon.parallel.completion.streams import COMPUTE, StreamWork
 from echelon.parallel.offload import OffloadPlace, OffloadStore
 from echelon.parallel.offload.host_memory import CopyStreams
 from echelon.parallel.offload.store import MemoryOffloadStore
@@ -39,8 +40,9 @@ from echelon.rehearsal.memory import (
     MeteredPool,
     RehearsedCopyStreams,
     RehearsedOffloadStore,
+    where_in_package,
 )
-from echelon.rehearsal.order import RECEIVE, SEND, Issue, RankLog
+from echelon.rehearsal.order import RECEIVE, SEND, ExchangePart, Issue, RankLog
 from echelon.rehearsal.shapes import ShapesOnly
 
 NOT_COUNTED = ""
@@ -93,16 +95,19 @@ class RehearsedCommunicator(Communicator):
 class _Logged(Pending):
     """An operation that was written down; so is the wait for it, and then its event."""
 
-    __slots__ = ("_issue", "_record", "_shapes")
+    __slots__ = ("_end", "_issue", "_record", "_shapes")
 
     def __init__(
         self,
         shapes: ShapesOnly,
         issue: int,
         record: Callable[[WaitTime | None], None] | None = None,
+        *,
+        stream: str,
     ) -> None:
         super().__init__()
         self._shapes, self._issue, self._record = shapes, issue, record
+        self._end = shapes.order.moment(stream) if shapes.order.follows else {}
 
     def done(self) -> bool:
         """Return False: on a GPU nobody knows before the wait."""
@@ -113,6 +118,7 @@ class _Logged(Pending):
         if self._issue >= 0:
             self._shapes.log.wait(self._issue)
             self._shapes.flight.end(self._issue)
+            self._shapes.order.wait(COMPUTE, self._end)
             if self._record is not None:
                 self._record(None)
         self._issue = -1
@@ -125,6 +131,8 @@ class _Use:
     reads: tuple[torch.Tensor, ...]
     writes: tuple[torch.Tensor, ...]
     whole: torch.Tensor | None
+    parts: tuple[Mapping[int, torch.Tensor], Mapping[int, torch.Tensor]] = ({}, {})
+    """What an exchange sends and receives, by the place of the other member."""
 
 
 class RehearsedGroup(Group):
@@ -158,6 +166,7 @@ class RehearsedGroup(Group):
         self, whole: torch.Tensor, shard: torch.Tensor, *, name: str, async_op: bool = False
     ) -> Pending:
         """Write down that `whole` is filled with the pieces of all ranks."""
+        self._check_slice(whole, shard, name)
         sent = all_gather_bytes(shard.nbytes, self.size)
         used = _Use((shard,), (whole,), whole)
         far = self._far_of_slices(gather_steps_of, whole, shard.nbytes)
@@ -167,6 +176,7 @@ class RehearsedGroup(Group):
         self, shard: torch.Tensor, whole: torch.Tensor, *, name: str, async_op: bool = False
     ) -> Pending:
         """Write down that `shard` is filled with a part of a sum."""
+        self._check_slice(whole, shard, name)
         sent = reduce_scatter_bytes(shard.nbytes, self.size)
         used = _Use((whole,), (shard,), whole)
         far = self._far_of_slices(scatter_steps_of, whole, shard.nbytes)
@@ -212,7 +222,7 @@ class RehearsedGroup(Group):
     ) -> Pending:
         """Write down an exchange of tensors of any sizes."""
         num_bytes = sum(tensor.nbytes for tensor in sends.values())
-        used = _Use(tuple(sends.values()), tuple(receives.values()), None)
+        used = _Use(tuple(sends.values()), tuple(receives.values()), None, (sends, receives))
         far = self._far_of_exchange(sends)
         return self._issue("exchange", name, used, num_bytes, far, async_op=True)
 
@@ -245,6 +255,42 @@ class RehearsedGroup(Group):
         del tag
         return self._message(RECEIVE, tensor, index, name)
 
+    def _uses(
+        self,
+        stream: str,
+        name: str,
+        reads: Sequence[torch.Tensor],
+        writes: Sequence[torch.Tensor],
+    ) -> None:
+        """Note what an operation uses on the stream of its communicator, after the kernels."""
+        order = self._shapes.order
+        if order.follows:
+            order.give(stream, order.moment(COMPUTE))
+            work = StreamWork(by=name, axis=self.axis, at=where_in_package())
+            for tensors, fills in ((reads, False), (writes, True)):
+                for tensor in tensors:
+                    order.uses(stream, tensor, work, writes=fills)
+
+    def _check_slice(self, whole: torch.Tensor, shard: torch.Tensor, name: str) -> None:
+        names = self._shapes.data
+        names.is_slice(names.of(whole, name), shard, name, self.index * shard.numel())
+
+    def _parts(self, used: _Use, name: str) -> Iterator[ExchangePart]:
+        """Yield the parts of an exchange with other members."""
+        own = self.ranks[self.index]
+        for is_sent, tensors in zip((True, False), used.parts, strict=True):
+            for place, tensor in tensors.items():
+                data = self._shapes.data.named(tensor, name, where_in_package())
+                ends = (own, self.ranks[place]) if is_sent else (self.ranks[place], own)
+                yield ExchangePart(
+                    sender=ends[0],
+                    receiver=ends[1],
+                    is_sent=is_sent,
+                    num_bytes=tensor.nbytes,
+                    data="" if data is None else data.text,
+                    offset=0 if data is None else data.offset,
+                )
+
     def _message(
         self,
         kind: str,
@@ -256,6 +302,11 @@ class RehearsedGroup(Group):
         require_contiguous(name, tensor)
         ends = sorted((self.ranks[index], self.ranks[self.index]))
         log = self._logged.log
+        message = name.removesuffix(f" from rank {self.ranks[index]}")
+        if kind == SEND:
+            self._shapes.data.named(tensor, message, where_in_package())
+        else:
+            self._shapes.data.is_message(tensor, message)
         number = log.issue(
             Issue(
                 communicator=self._logged.name,
@@ -265,19 +316,25 @@ class RehearsedGroup(Group):
                 dtype=_dtype(tensor),
                 name=name,
                 task=self.recorder.task,
+                data=message,
                 sent_bytes=tensor.nbytes if kind == SEND else 0,
             )
         )
         reads, writes = ([tensor], []) if kind == SEND else ([], [tensor])
         self._shapes.flight.begin(number, name, reads, writes)
-        return _Logged(self._shapes, number, record)
+        # The messages of a pair have a separate stream.
+        stream = f"{self._logged.name} with {self.ranks[index]}"
+        self._uses(stream, name, reads, writes)
+        return _Logged(self._shapes, number, record, stream=stream)
 
     def _issue(
         self, kind: str, name: str, used: _Use, sent: int, far: int, *, async_op: bool
     ) -> Pending:
         """Write down an operation on what it uses; `far` of the `sent` bytes leave the node."""
         require_contiguous(name, *used.reads, *used.writes)
-        log, whole = self._logged.log, used.whole
+        log, whole, data = self._logged.log, used.whole, None
+        if whole is not None:
+            data = self._shapes.data.named(whole, name, where_in_package())
         number = log.issue(
             Issue(
                 communicator=self._logged.name,
@@ -287,13 +344,18 @@ class RehearsedGroup(Group):
                 dtype=NOT_COUNTED if whole is None else _dtype(whole),
                 name=name,
                 task=self.recorder.task,
+                data="" if data is None else data.text,
+                offset=0 if data is None else data.offset,
+                parts=tuple(self._parts(used, name)),
                 sent_bytes=sent,
             )
         )
         told = "all_to_all" if kind == "exchange" else kind
         record = self._event(told, name, sent, self.recorder.now(), far)
         self._shapes.flight.begin(number, name, used.reads, used.writes)
-        pending = _Logged(self._shapes, number, record)
+        stream = self._logged.name
+        self._uses(stream, name, used.reads, used.writes)
+        pending = _Logged(self._shapes, number, record, stream=stream)
         if not async_op:
             pending.wait()
         return pending
@@ -312,6 +374,7 @@ class RehearsedCompletion(Completion):
 
     def communicator(self, name: str, ranks: tuple[int, ...], rank: int) -> Communicator | None:
         """Return what stands for the ranks; None to a rank that is no member."""
+        self._shapes.log.made(name, ranks)
         return RehearsedCommunicator(name, ranks, self._shapes.log) if rank in ranks else None
 
     def group(
@@ -338,11 +401,14 @@ class RehearsedCompletion(Completion):
         """
         if place.target == "none":
             return MemoryOffloadStore("device", partial(_shape, device))
-        return RehearsedOffloadStore(device, self._shapes.memory, num_buffers=place.num_buffers)
+        shapes = self._shapes
+        return RehearsedOffloadStore(
+            device, shapes.memory, shapes.order, num_buffers=place.num_buffers
+        )
 
     def copy_streams(self, device: torch.device) -> CopyStreams:
-        """Return what copies at once."""
-        return RehearsedCopyStreams()
+        """Streams of activations, which move nothing."""
+        return RehearsedCopyStreams(self._shapes.order, "activations")
 
 
 def _shape(device: torch.device, num_bytes: int) -> torch.Tensor:

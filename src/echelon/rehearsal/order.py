@@ -13,7 +13,9 @@ come to where they issued it; a stream waits where its rank said so; a host wait
 and where it reads. It also waits with its stream: how far it may run ahead is the depth of a queue
 of launches, and memory that has to be found for it. A circle of such waits is a deadlock, and
 without one there is none: NCCL knows no tags, and holds nothing back. Members must call the same
-kinds with as many bytes of one dtype.
+kinds with as many bytes of one dtype, for the same data: parameters or gradients from one element
+on, or the message of one microbatch, between the same stages (`identity.py`). Of other tensors the
+name and the action are compared. All ranks of the run make all communicators in one order.
 
 Ranks that differ in nothing but their place have equal logs, so one of each class is looked at. Two
 operations are taken for one where the classes of their members are the same: a circle of ranks is
@@ -22,11 +24,43 @@ then a circle of classes, and where there is none of these there is none of thos
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import TypeAlias
 
 SEND, RECEIVE = "send", "receive"
+_EXPERT = re.compile(r"experts\.\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangePart:
+    """One message of an exchange, as its sender or its receiver has it."""
+
+    sender: int
+    receiver: int
+    is_sent: bool
+    """Whether this rank sends it."""
+    num_bytes: int
+    data: str = ""
+    """The data; "" if only the name of the exchange is known."""
+    offset: int = 0
+    """The first element of the data."""
+
+    def __str__(self) -> str:
+        """Return it as users read it."""
+        data = f" of {self.data}, from element {self.offset:,}" if self.data else ""
+        return f"{self.num_bytes:,} bytes{data}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """The making of a communicator, in which every rank of the run takes part."""
+
+    communicator: str
+    members: tuple[int, int, int]
+    """The first and the last rank, and a hash of all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +81,21 @@ class Issue:
     """What it is for."""
     task: str = ""
     """What the rank was at: an action of its schedule."""
+    data: str = ""
+    """The data, where more is known than the name: a range of parameters, or a message."""
+    offset: int = 0
+    """The first element of the data."""
+    parts: tuple[ExchangePart, ...] = ()
+    """What an exchange sends to other members and receives from them."""
     opens: bool = False
     """Whether it is the first of its members, in which the host waits for all of them."""
     sent_bytes: int = field(default=0, compare=False)
     """Bytes that this rank sends for it over the links of its group, for its trace."""
+
+    @property
+    def data_of_class(self) -> str:
+        """The data without numbers of experts, which differ between ranks of a class."""
+        return _EXPERT.sub("experts", self.data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +119,7 @@ class HostRead:
     """What is read, where the engine says that it reads."""
 
 
-Entry: TypeAlias = Issue | Wait | HostRead
+Entry: TypeAlias = Issue | Wait | HostRead | Made
 
 
 class RankLog:
@@ -85,6 +130,11 @@ class RankLog:
         self.rank = rank
         self.entries: list[Entry] = []
         self._opened: set[tuple[str, tuple[int, ...]]] = set()
+
+    def made(self, communicator: str, ranks: Sequence[int]) -> None:
+        """Write down that a communicator is made, of this rank or of others."""
+        members = (ranks[0], ranks[-1], hash(tuple(ranks)))
+        self.entries.append(Made(communicator=communicator, members=members))
 
     def issue(self, one: Issue) -> int:
         """Write down an operation and return its place; the first of its members opens them."""
@@ -103,6 +153,8 @@ class RankLog:
 
 
 MISMATCH, MISSING, DEADLOCK = "mismatch", "missing", "deadlock"
+OTHER_DATA = "other-data"
+"""Equal calls with different data."""
 
 RankClass: TypeAlias = tuple[int, ...]
 """What tells ranks with unequal logs apart."""
@@ -115,7 +167,7 @@ class OrderFault:
     """Hold what is wrong with the logs of the ranks: which rule it breaks, and where."""
 
     rule: str
-    """MISMATCH, MISSING or DEADLOCK."""
+    """MISMATCH, MISSING, DEADLOCK or OTHER_DATA."""
     text: str
 
 
@@ -135,7 +187,7 @@ def prove_order(
     graph = _WaitGraph(class_of)
     for one, entries in logs.items():
         graph.add(one, entries)
-    faults = [*graph.unequal()]
+    faults = [*_made_otherwise(logs), *graph.unequal()]
     if not faults:
         faults += graph.circle()
     return OrderProof(
@@ -188,8 +240,7 @@ class _WaitGraph:
                 issue = entries[entry.issue]
                 assert isinstance(issue, Issue)
                 self.meaning[stream] = _Call(by, issue, place)
-            else:
-                assert isinstance(entry, HostRead)
+            elif isinstance(entry, HostRead):
                 host = self._node(host, stream)
 
     def _issue(self, call: _Call, host: int, stream: int) -> tuple[int, int]:
@@ -222,12 +273,17 @@ class _WaitGraph:
             by_communication.setdefault(among, {})[by] = calls
         for (name, classes), found in by_communication.items():
             first = max(found.values(), key=len)
-            for one in classes:
-                calls = found.get(one, [])
-                fault = _difference(name, first, calls, one)
-                if fault is not None:
-                    yield fault
-                    break
+            members = {rank for calls in found.values() for rank in calls[0].issue.members}
+            alone = all(self.class_of(rank) == (rank,) for rank in members)
+            faults = (
+                _difference(name, first, found.get(member, []), member, offsets=alone)
+                for member in classes
+            )
+            fault = next((fault for fault in faults if fault is not None), None)
+            if fault is None and alone:
+                fault = next(_unequal_parts(name, found), None)
+            if fault is not None:
+                yield fault
 
     def circle(self) -> Iterator[OrderFault]:
         """Yield a circle of waits, where there is one."""
@@ -258,13 +314,18 @@ class _WaitGraph:
 def _standing(call: _Call) -> str:
     issue = call.issue
     at = f" at {issue.task}" if issue.task else ""
-    return f"ranks like {call.by} stand at {issue.kind} {issue.name} of {issue.communicator}{at}"
+    first = "the first call, " if issue.opens else ""
+    call_name = f"{first}{issue.kind} {issue.name} of {issue.communicator}"
+    return f"ranks like {call.by} stand at {call_name}{at}"
 
 
 def _difference(
-    name: str, first: Sequence[_Call], calls: Sequence[_Call], by: RankClass
+    name: str, first: Sequence[_Call], calls: Sequence[_Call], by: RankClass, *, offsets: bool
 ) -> OrderFault | None:
-    """Return where the calls of a class differ from those of another member."""
+    """Return the first call in which a class differs from another member.
+
+    `offsets`: classes are single ranks, whose data begins at the same element.
+    """
     for number, (one, other) in enumerate(zip(first, calls, strict=False)):
         a, b = one.issue, other.issue
         kinds = {a.kind, b.kind}
@@ -277,6 +338,12 @@ def _difference(
                 text=f"call {number} on {name}: {_words(a)} by ranks like {one.by}, {_words(b)} by "
                 f"ranks like {other.by}",
             )
+        if _has_other_data(a, b, offsets=offsets):
+            return OrderFault(
+                rule=OTHER_DATA,
+                text=f"call {number} on {name}: {_data(a)} by ranks like {one.by}, {_data(b)} by "
+                f"ranks like {other.by}",
+            )
     if len(calls) < len(first):
         a = first[len(calls)]
         return OrderFault(
@@ -285,6 +352,64 @@ def _difference(
             f" by ranks like {by}",
         )
     return None
+
+
+def _has_other_data(call: Issue, other: Issue, *, offsets: bool) -> bool:
+    if call.data and other.data and offsets:
+        return (call.data, call.offset) != (other.data, other.offset)
+    if call.data and other.data:
+        return call.data_of_class != other.data_of_class
+    # A parameter server has no actions.
+    both_act = not call.data and not other.data and call.task and other.task
+    return call.name != other.name or bool(both_act and call.task != other.task)
+
+
+def _data(issue: Issue) -> str:
+    if issue.data:
+        return f"{issue.kind} {issue.name} with {issue.data}, from element {issue.offset:,}"
+    return f"{issue.kind} {issue.name}" + (f" in {issue.task}" if issue.task else "")
+
+
+def _made_otherwise(logs: Mapping[RankClass, Sequence[Entry]]) -> Iterator[OrderFault]:
+    """Yield the first communicator that ranks make in different orders: both would wait."""
+    made = {by: [entry for entry in log if isinstance(entry, Made)] for by, log in logs.items()}
+    if not made:
+        return
+    (first, expected), *rest = made.items()
+    for by, others in rest:
+        for number, pair in enumerate(zip_longest(expected, others)):
+            if pair[0] != pair[1]:
+                a, b = (
+                    "none" if m is None else f"{m.communicator} from rank {m.members[0]} on"
+                    for m in pair
+                )
+                yield OrderFault(
+                    rule=MISMATCH,
+                    text=f"communicator {number} that ranks make: {a} by ranks like {first}, {b} "
+                    f"by ranks like {by}",
+                )
+                return
+
+
+def _unequal_parts(name: str, calls: Mapping[RankClass, Sequence[_Call]]) -> Iterator[OrderFault]:
+    """Yield messages of an exchange whose ends have different sizes or data."""
+    for number, members in enumerate(zip(*calls.values(), strict=True)):
+        parts: dict[tuple[int, int], dict[bool, ExchangePart]] = {}
+        for part in (part for call in members for part in call.issue.parts):
+            parts.setdefault((part.sender, part.receiver), {})[part.is_sent] = part
+        for (sender, receiver), ends in parts.items():
+            sent, received = ends.get(True), ends.get(False)
+            same_size = False
+            if sent is not None and received is not None:
+                same_size = sent.num_bytes == received.num_bytes
+                same_place = (sent.data, sent.offset) == (received.data, received.offset)
+                if same_size and (same_place or not sent.data or not received.data):
+                    continue
+            yield OrderFault(
+                rule=OTHER_DATA if same_size else MISMATCH,
+                text=f"call {number} on {name}, {members[0].issue.name}: rank {sender} sends "
+                f"{sent or 'nothing'} to rank {receiver}, which receives {received or 'nothing'}",
+            )
 
 
 def _words(issue: Issue) -> str:

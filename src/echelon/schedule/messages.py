@@ -52,8 +52,12 @@ class Message:
 
     def __str__(self) -> str:
         """Return the short form: ``activation 3 stage 0 -> 1``."""
-        stages = f"{self.source_stage} -> {self.target_stage}"
-        return f"{self.payload.value} {self.microbatch} stage {stages}"
+        return message_name(self.payload, self.microbatch, self.source_stage, self.target_stage)
+
+
+def message_name(payload: Payload, microbatch: int, source: int, target: int) -> str:
+    """Name of a message: payload, microbatch, and the stages that make and use it."""
+    return f"{payload.value} {microbatch} stage {source} -> {target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ FOLDER = Path(__file__).parents[3] / "docs" / "decisions"
 AREAS = {
     "The house: packages, records, names": (1, 5, 26, 28, 84, 94, 96, 97, 98, 99),
     "Ranks: starting, watching, ending": (6, 47, 58, 65, 85, 87, 92, 93),
-    "Operations and their order": (3, 4, 9, 31, 46, 55),
+    "Operations and their order": (3, 4, 9, 31, 46, 55, 104),
     "Data ranks, ZeRO and offload": (7, 8, 11, 13, 45, 50, 57),
     "Optimizers, precision, loss and kernels": (12, 36, 38, 39, 41, 44),
     "Pipelines": (15, 16, 17, 18, 19),
@@ -23,7 +23,7 @@ AREAS = {
     "Checkpoints and files of other tools": (2, 10, 72, 75, 76, 77, 82, 83),
     "Cost and the planner": (24, 25, 27, 32, 33, 34, 37, 42, 52, 88, 90, 91),
     "Proof": (29, 30, 95),
-    "Rehearsal and telemetry": (35, 43, 73, 86, 105),
+    "Rehearsal and telemetry": (35, 43, 73, 86, 105, 106),
     "Pages, figures and lessons": (59, 60, 61, 62, 63, 64, 89, 100),
 }
 """Numbers of the decisions of each area."""

@@ -18,7 +18,13 @@ def test_outputs_gradients_and_labels_are_seen() -> None:
     passed = one_device().passed
     told = [(one.name, one.gradient, one.source) for one in passed.tensors]
     forward = [("first", False, ""), ("second", False, "first"), ("last", False, "second")]
-    assert told == [*forward, ("last", True, ""), ("second", True, ""), ("first", True, "")]
+    assert told == [
+        ("first (input)", False, ""),
+        *forward,
+        ("last", True, ""),
+        ("second", True, ""),
+        ("first", True, ""),
+    ]
     (tokens,) = passed.tokens
     assert (tokens.num_classes, tokens.labels_n.numel(), tokens.ignored) == (CLASSES, 24, IGNORED)
     x_BTI, labels_BT = batch()
@@ -49,9 +55,26 @@ def test_a_recomputed_pass_is_no_new_one() -> None:
         checkpoint(model, torch.ones(1, 1, 5), use_reentrant=False).sum().backward()
         model(torch.ones(1, 1, 5))
     told = [(one.step, one.name, one.call) for one in watch.passed.tensors if not one.gradient]
-    first = [(2, name, 0) for name in ("first", "second", "last")]
-    assert told == [*first, *((2, name, 1) for name in ("first", "second", "last"))]
+    names = ("first (input)", "first", "second", "last")
+    assert told == [(2, name, call) for call in range(2) for name in names]
     assert sum(one.gradient for one in watch.passed.tensors) == 3
+
+
+def test_what_attention_is_called_with_is_seen() -> None:
+    q, k = torch.randn(2, 4, 3, 6), torch.randn(2, 2, 5, 6)
+    plain = fn.scaled_dot_product_attention
+    watch = PassingWatch([], lambda: 1)
+    with watch.hooks():
+        fn.scaled_dot_product_attention(q, q, q, is_causal=True)
+        narrow = torch.zeros(3, 5).masked_fill(torch.ones(3, 5).triu(1) > 0, -torch.inf)
+        fn.scaled_dot_product_attention(q, k, k, attn_mask=narrow, scale=2.0, enable_gqa=True)
+        fn.scaled_dot_product_attention(q[0], q[0], q[0])
+    assert fn.scaled_dot_product_attention is plain
+    causal, masked = watch.passed.attention
+    assert causal.scale == pytest.approx(6**-0.5)
+    assert torch.equal(causal.allowed, torch.ones(3, 3).tril().bool())
+    assert (masked.step, masked.scale, tuple(masked.k_BHSd.shape)) == (1, 2.0, (2, 2, 5, 6))
+    assert torch.equal(masked.allowed, torch.ones(3, 5).tril().bool())
 
 
 def test_labels_of_other_losses_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3391,6 +3391,11 @@ return $rt.join($rt.str(($rt.has(kinds, "B") ? "W" : "B")), " is missing");
 return "";
 }
 
+function $message_name(payload, microbatch, source, target) {
+
+return $rt.join($rt.str($rt.value(payload)), " ", $rt.str(microbatch), " stage ", $rt.str(source), " -> ", $rt.str(target));
+}
+
 function $blocks_of_slice(count) {
 
 return (-$rt.floordiv((-count), 128));
@@ -6670,10 +6675,8 @@ return [self.source_rank, self.target_rank];
 }
 toString() {
 const self = this;
-let stages;
 
-stages = $rt.join($rt.str(self.source_stage), " -> ", $rt.str(self.target_stage));
-return $rt.join($rt.str($rt.value(self.payload)), " ", $rt.str(self.microbatch), " stage ", $rt.str(stages));
+return $message_name(self.payload, self.microbatch, self.source_stage, self.target_stage);
 }
 }
 

@@ -164,6 +164,18 @@ REHEARSE_MISMATCH = Rule(
     fixed="both: all_reduce(a), all_reduce(b)",
 )
 
+REHEARSE_OTHER_DATA = Rule(
+    id="rehearse-other-data",
+    why="""
+    NCCL looks at no names: calls of one kind and size are one operation, whatever their memory
+    holds. The data of a call is known by the parameters and the element where it begins, or by
+    payload, microbatch and stages of a message. Members with different data add up or exchange
+    what does not belong together, and nothing hangs.
+    """,
+    bad="rank 0: send(x of microbatch 0), send(x of microbatch 1); rank 1: receives 1, then 0",
+    fixed="both ends: microbatch 0, then microbatch 1",
+)
+
 REHEARSE_MISSING = Rule(
     id="rehearse-missing",
     why="""

@@ -69,6 +69,8 @@ def rehearsal_sections(found: Mapping[str, Any]) -> tuple[Section, ...]:
     parts += roofline_sections(found)
     if found["faults"]:
         parts.insert(0, _faults(found))
+    if found.get("patterns"):
+        parts.append(_patterns(found["patterns"]))
     return tuple(parts)
 
 
@@ -84,6 +86,29 @@ def _faults(found: Mapping[str, Any]) -> Section:
         table=DataTable(
             head=("rule", "ranks", "what"),
             rows=tuple((one["rule"], _ranks(one["ranks"]), one["text"]) for one in found["faults"]),
+        ),
+    )
+
+
+def _patterns(patterns: Sequence[Mapping[str, Any]]) -> Section:
+    return Section(
+        id="patterns",
+        title="Why no order hangs or mixes data",
+        summary="What a rank calls, and what it waits for, depends on no time. So the order of its "
+        "calls is the same, whichever rank is slow.",
+        table=DataTable(
+            head=("communicator", "calls", "count", "why none hangs", "why none mixes data"),
+            rows=tuple(
+                (
+                    pattern["communicator"],
+                    pattern["kind"],
+                    f"{pattern['calls']:,}",
+                    pattern["no_hang"],
+                    pattern["no_mixing"],
+                )
+                for pattern in patterns
+            ),
+            right=(2,),
         ),
     )
 

@@ -29,6 +29,7 @@ from echelon.proof.causes.forward.losses import (
 )
 from echelon.proof.causes.gradients.gradients import explain_gradient
 from echelon.proof.causes.gradients.norm import explain_norm, stage_of
+from echelon.proof.causes.passing.attention import explain_attention
 from echelon.proof.causes.passing.modules import explain_lost_weight, explain_passing
 from echelon.proof.causes.passing.token_losses import explain_token_losses
 from echelon.proof.causes.rounding import explain_range, explain_sum_dtype, explain_systematic
@@ -200,10 +201,24 @@ def _by_what_passed(
         return None
     if rule == rules.PROVE_LOSS.id:
         of_labels = explain_token_losses(evidence, failure)
-        return of_labels or explain_passing(evidence, step, backward=False)
+        return of_labels or _by_forward(evidence, step)
     if rule in _GRADIENTS:
-        return explain_passing(evidence, step, backward=True)
+        forward = _by_forward(evidence, step)
+        if forward is not None and forward.factor not in _VAGUE:
+            return forward
+        place = explain_passing(evidence, step, backward=True) or forward
+        if place is None or place.factor not in _VAGUE:
+            return place
+        return replace(place, description=f"{place.description}; {finding.description}")
     return None
+
+
+def _by_forward(evidence: CapturedEvidence, step: int) -> ProofFinding | None:
+    """The cause of a wrong forward pass: how attention is called, or the first wrong module."""
+    finding = explain_passing(evidence, step, backward=False)
+    if finding is not None and finding.factor not in _VAGUE:
+        return finding
+    return explain_attention(evidence, step) or finding
 
 
 def _by_gradient(
@@ -380,6 +395,7 @@ RACE_RULES: dict[RaceKind, Rule] = {
     RaceKind.NEVER_AWAITED: rules.PROVE_AWAITED,
     RaceKind.USED: rules.PROVE_AWAITED,
     RaceKind.CHANGED: rules.PROVE_IN_FLIGHT,
+    RaceKind.UNORDERED: rules.PROVE_IN_FLIGHT,
     RaceKind.FREED: rules.PROVE_FREED,
     RaceKind.USED_FREED: rules.PROVE_FREED,
     RaceKind.FREED_TWICE: rules.PROVE_FREED,

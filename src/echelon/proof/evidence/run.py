@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A training step on one device, and what all ranks had of it, put together by its names.
 
-Shape suffixes: n tokens, V classes.
+Shape suffixes: n tokens, V classes; B sequences, H heads, T queries, S keys, d width of a head.
 """
 
 from __future__ import annotations
@@ -178,6 +178,8 @@ class ReferenceStep:
     """Tokens, and gradient of the sum of token losses, of each part of the batch."""
     part_losses: Sequence[tuple[int, float]] = ()
     """Tokens, and the sum of token losses, of each."""
+    terms: Sequence[Tensors] = ()
+    """Gradient of each term of a loss that is a sum, such as a cross-entropy and a balance loss."""
 
     def clipped(self, name: str) -> torch.Tensor:
         """Return a gradient as the optimizer takes it."""
@@ -197,6 +199,10 @@ class ReferenceStep:
     def added(self) -> Tensors:
         """Return what the step added to each value."""
         return {name: self.update(name) for name in self.after}
+
+
+ITS_INPUT = " (input)"
+"""After the name of a module: what enters it, where no watched module has made it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,9 +242,28 @@ class CountedTokens:
         return fn.cross_entropy(logits_nV, self.labels_n[counted], reduction="none")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionArguments:
+    """Hold the arguments of a scaled dot-product attention inside of a module.
+
+    `allowed` says which keys S each query T may meet: [T, S], or [B, 1 or H, T, S]. `scale` is what
+    scores are multiplied by.
+    """
+
+    step: int
+    name: str
+    call: int
+    q_BHTd: torch.Tensor
+    k_BHSd: torch.Tensor
+    v_BHSd: torch.Tensor
+    allowed: torch.Tensor
+    scale: float
+
+
 @dataclass(slots=True)
 class Passed:
     """Hold all that passed on one rank, in the order in which it was seen."""
 
     tensors: list[PassedTensor] = field(default_factory=list[PassedTensor])
     tokens: list[CountedTokens] = field(default_factory=list[CountedTokens])
+    attention: list[AttentionArguments] = field(default_factory=list[AttentionArguments])

@@ -12,7 +12,7 @@ grouped products, which PyTorch has for narrower numbers only, are made one by o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -127,8 +127,10 @@ def _step(
         if not torch.is_tensor(loss) or loss.numel() != 1:
             problem = "one_device: loss must return a tensor of one number"
             raise ConfigError(VERIFY_RETURNED.problem(problem))
-        (loss * factor).backward()
+        addends = [] if watch is None else _addends(loss.grad_fn)
+        (loss * factor).backward(retain_graph=len(addends) > 1)
     gradients = _gradients(names, factor)
+    terms = tuple(_of_term(loss, one, addends, names) for one in addends)
     norm = math.sqrt(sum(float(one.double().square().sum()) for one in gradients.values()))
     scale = 1.0
     if made.clip_norm is not None:
@@ -159,7 +161,48 @@ def _step(
         rates=rates,
         parts=tuple((tokens, gradients) for tokens, _, gradients in told),
         part_losses=tuple((tokens, total) for tokens, total, _ in told),
+        terms=terms,
     )
+
+
+_MOST_TERMS = 16
+"""Terms of a loss whose gradients are kept."""
+
+
+def _addends(node: Any) -> list[Any]:
+    """Return the nodes of autograd whose sum a loss is, times numbers; nothing for no sum."""
+    found = _terms_of(node)
+    return found if 1 < len(found) <= _MOST_TERMS and len({*found}) == len(found) else []
+
+
+def _terms_of(node: Any) -> list[Any]:
+    behind = [one for one, _ in node.next_functions if one is not None]
+    kind = type(node).__name__.removesuffix("0")
+    if kind in ("AddBackward", "SubBackward", "StackBackward") and len(behind) > 1:
+        return [term for one in behind for term in _terms_of(one)]
+    if kind in _ONE_TERM and len(behind) == 1 and behind[0].next_functions:
+        inner = _terms_of(behind[0])
+        return inner if len(inner) > 1 else [node]
+    return [node]
+
+
+_ONE_TERM = ("AddBackward", "SubBackward", "MulBackward", "DivBackward", "SumBackward")
+"""Nodes behind which a sum may be: it is multiplied, or added to what has no gradient."""
+
+
+def _of_term(
+    loss: torch.Tensor, term: Any, terms: Sequence[Any], names: Mapping[str, nn.Parameter]
+) -> Tensors:
+    """Return the gradient of one term: none comes to the others."""
+    others = [one for one in terms if one is not term]
+    handles = [one.register_prehook(lambda given: tuple(g * 0 for g in given)) for one in others]
+    trained = {name: p for name, p in names.items() if p.requires_grad}
+    given = torch.autograd.grad(
+        loss, list(trained.values()), retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    for handle in handles:
+        handle.remove()
+    return {name: one.detach().cpu() for name, one in zip(trained, given, strict=True)}
 
 
 def _parts(

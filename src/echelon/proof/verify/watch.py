@@ -2,7 +2,8 @@
 """Hooks that see what passes between the modules of a program, and what its loss is of.
 
 On one device and on each rank alike: the output of every named module, the gradient with respect to
-it, and the logits and labels of every cross-entropy. All hooks are taken off again. What is seen is
+it, an input that comes from no module (the stream after a sum), the logits and labels of every
+cross-entropy, and what attention is called with. All hooks are taken off again. What is seen is
 never a claim of its own: it says where a wrong gradient, or a wrong loss, begins.
 
 Shape suffixes: n tokens, V classes.
@@ -21,7 +22,13 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as fn
 
-from echelon.proof.evidence.run import CountedTokens, Passed, PassedTensor
+from echelon.proof.evidence.run import (
+    ITS_INPUT,
+    AttentionArguments,
+    CountedTokens,
+    Passed,
+    PassedTensor,
+)
 
 MOST_BYTES = 64 * 2**20
 """Bytes that are kept of a run on one rank; what comes later is not compared."""
@@ -39,28 +46,44 @@ class PassingWatch:
         self._calls: Counter[tuple[int, str]] = Counter()
         self._made_by: dict[int, tuple[str, weakref.ref[torch.Tensor]]] = {}
         self._seen: set[tuple[int, str, int]] = set()
+        self._inside: list[str] = []
+        self._ended = ""
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
         """Watch while the context lasts."""
-        handles = [
-            module.register_forward_hook(self._hook_of(name)) for name, module in self._modules
-        ]
-        plain = fn.cross_entropy
-        fn.cross_entropy = self._watched(plain)
+        handles: list[Any] = []
+        for name, module in self._modules:
+            handles.append(module.register_forward_pre_hook(self._enter(name)))
+            handles.append(module.register_forward_hook(self._hook_of(name)))
+        plain, attention = fn.cross_entropy, fn.scaled_dot_product_attention
+        fn.cross_entropy = self._watched(plain, self._count)
+        fn.scaled_dot_product_attention = self._watched(attention, self._attend)
         try:
             yield
         finally:
-            fn.cross_entropy = plain
+            fn.cross_entropy, fn.scaled_dot_product_attention = plain, attention
             for handle in handles:
                 handle.remove()
             self._made_by.clear()
 
+    def _enter(self, name: str) -> Callable[[nn.Module, Any], None]:
+        def hook(_: nn.Module, inputs: Any) -> None:
+            if _is_first_pass():
+                self._inside.append(name)
+                value, step = _first_tensor(inputs), self._step()
+                if value is not None and value.device.type != "meta" and not self._maker_of(value):
+                    self._keep(step, f"{name}{ITS_INPUT}", self._calls[step, name], value)
+
+        return hook
+
     def _hook_of(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(_: nn.Module, inputs: Any, output: Any) -> None:
-            # What is compiled has no hooks of ours; a recomputed pass is no new one.
-            if torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1:
+            if not _is_first_pass():
                 return
+            while self._inside and self._inside.pop() != name:
+                pass
+            self._ended = name
             value = _first_tensor(output)
             if value is None or value.device.type == "meta":
                 return
@@ -106,13 +129,46 @@ class PassingWatch:
         self._bytes += value.numel() * value.element_size()
         return self._bytes <= MOST_BYTES
 
-    def _watched(self, plain: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def cross_entropy(*args: Any, **more: Any) -> torch.Tensor:
-            if not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == -1:
-                self._count(args, more)
+    def _watched(
+        self,
+        plain: Callable[..., torch.Tensor],
+        look: Callable[[tuple[Any, ...], dict[str, Any]], None],
+    ) -> Callable[..., torch.Tensor]:
+        def watched(*args: Any, **more: Any) -> torch.Tensor:
+            if _is_first_pass():
+                look(args, more)
             return plain(*args, **more)
 
-        return cross_entropy
+        return watched
+
+    def _attend(self, args: tuple[Any, ...], more: dict[str, Any]) -> None:
+        keys = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        given = {**dict(zip(keys, args, strict=False)), **more}
+        tensors = [given.get(key) for key in ("query", "key", "value")]
+        if any(not torch.is_tensor(one) or one.dim() != 4 for one in tensors):
+            return
+        q, k, v = (_local(one) for one in tensors if one is not None)
+        mask, step, name = given.get("attn_mask"), self._step(), [self._ended, *self._inside][-1]
+        allowed = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device)
+        if mask is not None:
+            mask = _local(mask)
+            allowed = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+        elif given.get("is_causal"):
+            allowed = allowed.tril()
+        if self._has_room(q) and self._has_room(k) and self._has_room(v):
+            scale = given.get("scale")
+            self.passed.attention.append(
+                AttentionArguments(
+                    step=step,
+                    name=name,
+                    call=self._calls[step, name],
+                    q_BHTd=q.cpu().clone(),
+                    k_BHSd=k.cpu().clone(),
+                    v_BHSd=v.cpu().clone(),
+                    allowed=allowed.detach().cpu().clone(),
+                    scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
+                )
+            )
 
     def _count(self, args: tuple[Any, ...], more: dict[str, Any]) -> None:
         logits = args[0] if args else more.get("input")
@@ -137,6 +193,11 @@ class PassingWatch:
                 logits_nV=None if whole is None else whole.cpu().clone(),
             )
         )
+
+
+def _is_first_pass() -> bool:
+    """Return False for what is compiled, which has no hooks of ours, and for a recomputed pass."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == -1
 
 
 def _first_tensor(given: Any) -> torch.Tensor | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 
 from echelon.proof.causes.diagnose import diagnose
+from echelon.proof.causes.finding import Diagnosis
 from echelon.proof.claims.claims import judge
 from tests.proof.verify.captures import GRADIENT, Values, evidence_of, reference
 
@@ -53,3 +56,33 @@ def test_a_factor_of_all_gradients_is_another_norm_where_the_program_clips() -> 
     double = {n: g * step.clip_scale / 2**0.5 for n, g in GRADIENT.items()}
     twice = {(rank, "gradients"): double for rank in (0, 1)}
     assert told(twice, clip=0.5)[2:] == ("partial norm", "dp")
+
+
+def _of_shares(shares: Mapping[str, tuple[float, float]]) -> Diagnosis:
+    evidence = evidence_of(
+        {
+            (rank, "gradients"): {
+                name: GRADIENT[name] * pair[rank] for name, pair in shares.items()
+            }
+            for rank in (0, 1)
+        }
+    )
+    found = diagnose(evidence, judge(evidence))
+    assert found is not None
+    return found
+
+
+def test_of_two_causes_the_one_that_explains_other_gradients_wins() -> None:
+    shares = {"v": (0.25, 0.75), "w": (0.25, 0.75)}
+    assert _of_shares(shares).factor == "missing sum"
+    assert _of_shares({**shares, "w": (0.25, 0.9)}).factor == "factors of ranks"
+
+
+def test_no_cause_says_what_was_excluded() -> None:
+    bent = {(rank, "gradients"): {"v": GRADIENT["v"].square()} for rank in (0, 1)}
+    evidence = evidence_of(bent)
+    found = diagnose(evidence, judge(evidence))
+    assert found is not None
+    assert found.factor == "none"
+    assert "no cause fits; excluded" in found.says
+    assert "a factor 56.9 %, a sum over dp 56.9 %" in found.says

@@ -113,7 +113,8 @@ def test_a_sum_that_is_made_later_is_not_missing() -> None:
         partial = one.values * (share if rank else 1 - share)
         if one.gradient:
             return one.values
-        return {"first": one.values, "second": partial, "last": noise(one.values)}[one.name]
+        values = {"second": partial, "last": noise(one.values)}
+        return values.get(one.name, one.values)
 
     found = told(change, axis="tp", backward=False)
     assert found is not None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from echelon.proof.causes.passing.places import PassedStep, cut_axes, sliced
+from echelon.proof.causes.passing.places import PassedStep, cut_axes, cuts_of, sliced
 from echelon.proof.evidence.run import PassedTensor
 from tests.proof.causes.passing.passes import (
     Change,
@@ -30,11 +30,11 @@ def test_slices_are_found_and_gradients_may_have_a_factor() -> None:
     step = compared(change, cp=2)
     for module in (*step.forward.values(), *step.backward.values()):
         assert not module.wrong
-        assert [one.cut for one in module.right] == [((1, 0, 2),), ((1, 1, 2),)]
+        assert [one.cut for one in module.right] == [((1, range(3)),), ((1, range(3, 6)),)]
     assert {round(one.factor, 9) for one in step.backward["first"].right} == {2.0}
     right = step.forward["last"].right
     assert cut_axes(step.evidence, right, inner=True) == "cp"
-    assert torch.equal(sliced(torch.arange(6), ((0, 2, 3),)), torch.tensor([4, 5]))
+    assert torch.equal(sliced(torch.arange(6), ((0, range(4, 6)),)), torch.tensor([4, 5]))
     assert step.sources == {"first": ["second"], "second": ["last"]}
 
 
@@ -43,6 +43,15 @@ def test_rows_of_replicas_are_no_inner_cut() -> None:
     right = step.forward["last"].right
     assert cut_axes(step.evidence, right, inner=True) == ""
     assert cut_axes(step.evidence, right, inner=False) == "dp"
+
+
+def test_every_second_sequence_is_found() -> None:
+    step = compared(lambda rank, one: one.values[rank::2], dp=2)
+    assert [one.cut for one in step.forward["last"].right] == [
+        *[((0, range(0, 3, 2)),), ((0, range(1, 4, 2)),)],
+    ]
+    assert step.covers_batch()
+    assert {*cuts_of((2, 5), (8, 5))} >= {((0, range(1, 6, 4)),), ((0, range(4, 7, 2)),)}
 
 
 def test_rows_that_no_rank_has_are_missed() -> None:
@@ -61,7 +70,7 @@ def test_copies_that_are_alike_are_no_partial_sums() -> None:
 def test_what_lies_nowhere_is_not_compared() -> None:
     step = compared(lambda rank, one: one.values.flip(1) + 1, dp=2)
     every = [*step.forward.values(), *step.backward.values()]
-    assert [len(one.right) + len(one.wrong) for one in every] == [0] * 6
+    assert [len(one.right) + len(one.wrong) for one in every] == [0] * 7
     odd = compared(lambda rank, one: one.values[:, :4], dp=2)
     assert not any(one.right or one.wrong for one in odd.forward.values())
 

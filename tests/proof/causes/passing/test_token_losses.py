@@ -152,4 +152,4 @@ def test_right_logits_with_other_labels() -> None:
 
 def test_a_wrong_forward_pass_is_not_a_matter_of_labels() -> None:
     logits, labels = logits_and_labels()
-    assert told([[counted(logits * 1.5, labels)]] * 2, 1.0) is None
+    assert told([[counted(logits + 1.5 * logits.square(), labels)]] * 2, 1.0) is None

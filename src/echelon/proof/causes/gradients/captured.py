@@ -1,22 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """A wrong gradient of a program compared with the gradients that each backward of each rank made.
 
-They tell a mean of means, a rank that is left out, and ranks that read the same rows apart.
+They tell a mean of means, a rank that is left out, and ranks that read the same rows apart. Terms
+of a loss that is a sum have weights of their own: a balance loss may be added up over ranks where
+the cross-entropy is averaged. Weights must explain all gradients of a rank, and its clip.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
-from echelon.proof.causes.factors import count_alike
+from echelon.proof.causes.factors import count_alike, named_factor
 from echelon.proof.causes.finding import ProofFinding, distinguishing_axis
 from echelon.proof.causes.gradients.microbatch_weights import WrongGradient
 from echelon.proof.causes.passing.places import PassedStep
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import fit_basis, fit_factor, relative_residual
+from echelon.proof.evidence.mesh import group_of
 from echelon.proof.evidence.run import GRADIENTS
 
 _ALIKE = 1e-4  # relative difference of weights that are the same
@@ -39,6 +43,8 @@ class WrongGradientOfProgram(WrongGradient):
 def gradients_of_program(gradient: WrongGradientOfProgram) -> Iterator[ProofFinding]:
     """Find other steps, parts of the batch, ranks or places in a wrong gradient."""
     yield from _of_other_steps(gradient)
+    yield from _rounded_sum(gradient)
+    yield from _terms_weighted(gradient)
     yield from _parts_weighted(gradient)
     yield from _ranks_weighted(gradient)
     yield from _misplaced(gradient)
@@ -59,6 +65,107 @@ def _of_other_steps(gradient: WrongGradientOfProgram) -> Iterator[ProofFinding]:
         says = f"{weights[0]:.4g} times the right one and {weights[1]:.4g} times that of the step "
         says += "before: gradients are not zeroed, or averaged over steps"
         yield ProofFinding("accumulated", says, value=weights[1])
+
+
+_NARROW = (torch.float32, torch.float16, torch.bfloat16)
+_LEAST_SHARE = 1 / 16  # root mean square of rounding errors, in unit roundoffs; 0.58 for one
+
+
+def _rounded_sum(gradient: WrongGradientOfProgram) -> Iterator[ProofFinding]:
+    """Find a dtype whose rounding all wrong gradients of the step are off by, element by element.
+
+    The error of an element goes as the sum of the ranks' absolute values. That of another function
+    does not.
+    """
+    evidence, step = gradient.evidence, gradient.step
+    for dtype in _NARROW:
+        if torch.finfo(dtype).eps <= torch.finfo(evidence.dtype).eps:
+            continue
+        shares = [_share_of_rounding(gradient, name, dtype) for name in step.gradients]
+        off = [share for share in shares if share is not None]
+        if off and max(most for most, _ in off) <= 1 and max(mean for _, mean in off) > 1:
+            axis = " and ".join(evidence.run.split_axes(gradient.name)[1])
+            name = str(dtype).removeprefix("torch.")
+            says = f"the right one but for rounding to {name}, element by element: it is summed"
+            over = f" over {axis}" if axis else ""
+            yield ProofFinding("rounded sum", f"{says}{over} in {name}, or sent in it", axis)
+            return
+
+
+def _share_of_rounding(
+    gradient: WrongGradientOfProgram, name: str, dtype: torch.dtype
+) -> tuple[float, float] | None:
+    """Return the largest error over the most that rounding makes, and the mean over the least."""
+    evidence, number = gradient.evidence, gradient.step.step
+    run = evidence.run
+    right = evidence.wanted_gradient(number, name).reshape(-1)
+    local = run.local_gradients(number, name)
+    parts = list(local.values()) or [right]
+    total = torch.stack(parts).sum(0)
+    size = torch.stack(parts).abs().sum(0)
+    size = size * abs(fit_factor(right, total)[0]) if local else size
+    seen, info = run.whole(GRADIENTS, number, name).reshape(-1), torch.finfo(dtype)
+    known = size > 4 * info.smallest_normal
+    if not bool(known.any()) or not bool(seen.isfinite().all()):
+        return None
+    unit, count = info.eps / 2, len(parts) + evidence.mesh.world_size
+    off = (seen - right)[known].abs() / size[known] / unit
+    return float(off.max()) / count, float(off.square().mean().sqrt()) / _LEAST_SHARE
+
+
+def _terms_weighted(gradient: WrongGradientOfProgram) -> Iterator[ProofFinding]:
+    """Find the weights of the terms of the loss that explain all gradients of a rank at once."""
+    evidence, step, rank = gradient.evidence, gradient.step, gradient.wrong[0].rank
+    held = {name: evidence.run.vector(GRADIENTS, step.step, name, rank) for name in step.gradients}
+    there = {name: ~value.isnan() for name, value in held.items()}
+    seen = torch.cat([value[there[name]] for name, value in held.items()])
+    terms = [
+        torch.cat([term[name].double().reshape(-1)[there[name]] for name in held])
+        for term in step.terms
+    ]
+    if len(terms) < 2 or min(float(one.norm()) for one in terms) == 0:
+        return
+    weights, residual = fit_basis(seen, terms)
+    scale = _common_scale(gradient, weights)
+    if residual > gradient.fits or scale is None:
+        return
+    odd = {k: w / scale for k, w in enumerate(weights) if abs(w / scale - 1) > _ALIKE}
+    if not odd:
+        return
+    if len(odd) != 1:
+        told = ", ".join(f"{w / scale:.4g}" for w in weights)
+        says = f"the terms of the loss have weights {told} instead of 1"
+        yield ProofFinding("terms weighted", says, residual=residual)
+        return
+    ((number, weight),) = odd.items()
+    named = named_factor(evidence, step, weight, residual)
+    reached = [name for name, one in step.terms[number].items() if bool(one.any())]
+    whose = f"term {number + 1} of {len(terms)} of the loss, which reaches {len(reached)} of "
+    whose += f"{len(held)} parameters ({reached[-1]} last)"
+    if abs(weight) < gradient.fits:
+        yield ProofFinding("term missing", f"{whose}, is not in it; the others are", value=0.0)
+        return
+    kind = "term weighted"
+    if named.axis:
+        kind = "term summed" if weight > 1 else "term divided"
+    says = f"{whose}, is {named.description.replace('the right value', 'itself')}; the others are "
+    says += f"right: it is {'added up' if weight > 1 else 'divided'} over {named.axis}"
+    yield ProofFinding(kind, says, named.axis, value=weight, residual=residual)
+
+
+def _common_scale(gradient: WrongGradientOfProgram, weights: list[float]) -> float | None:
+    """Return the weight of the right terms: 1, or what clipping the sum of all makes of it."""
+    step = gradient.step
+    if step.clip_norm is None or not gradient.evidence.run.reads_clipped:
+        return 1.0 if any(abs(one - 1) <= _ALIKE for one in weights) else None
+    seen = gradient.evidence.run
+    norm = sum(float(seen.whole(GRADIENTS, step.step, n).square().sum()) for n in step.gradients)
+    for weight in weights:
+        if weight > 0:
+            clipped = min(1.0, step.clip_norm / (norm**0.5 / weight + 1e-6))
+            if abs(weight - clipped) <= _ALIKE * clipped:
+                return weight
+    return None
 
 
 def _parts_weighted(gradient: WrongGradientOfProgram) -> Iterator[ProofFinding]:
@@ -109,6 +216,8 @@ def _ranks_weighted(gradient: WrongGradientOfProgram) -> Iterator[ProofFinding]:
         told = ", ".join(f"rank {rank} backward {call}" for rank, call in left_out)
         says = f"the gradients of {told} are left out of the sum"
         yield ProofFinding("missing part", says, axis, residual=residual)
+        return
+    if max(abs(v - w) for v, w in zip(wanted, seen, strict=True)) < _ALIKE * max(map(abs, seen)):
         return
     alike = max(seen) - min(seen) < _ALIKE * max(map(abs, seen))
     if alike and min(wanted) > 0:
@@ -166,11 +275,40 @@ def _misplaced(gradient: WrongGradientOfProgram) -> Iterator[ProofFinding]:
             if residual < gradient.fits:
                 says = f"rank {part.rank} has the slice of rank {other.rank}: slices are permuted"
                 says += "" if abs(factor - 1) < gradient.fits else f" (times {factor:.4g})"
-                yield ProofFinding("shards permuted", says)
-    if relative_residual(mine.sort().values, right.sort().values) < gradient.fits:
-        yield ProofFinding("permuted", "the right values in another order")
+                yield ProofFinding("shards permuted", says, residual=residual)
+    residual = relative_residual(mine.sort().values, right.sort().values)
+    if residual < gradient.fits:
+        yield ProofFinding("permuted", "the right values in another order", residual=residual)
     for name, value in step.gradients.items():
         alike = name != gradient.name and run.shapes[name] == run.shapes[gradient.name]
-        if alike and fit_factor(mine, part.of(value))[1] < gradient.fits:
+        if alike and (residual := fit_factor(mine, part.of(value))[1]) < gradient.fits:
             says = f"it is the gradient of {name}: parameters are swapped"
-            yield ProofFinding("swapped", says)
+            yield ProofFinding("swapped", says, residual=residual)
+
+
+def excluded(gradient: WrongGradientOfProgram) -> str:
+    """Return the causes tried on a gradient, and the share that each leaves unexplained."""
+    evidence, step, part = gradient.evidence, gradient.step, gradient.wrong[0]
+    right, seen = part.of(gradient.right), part.tensor.double()
+    left = {"a factor": fit_factor(seen, right)[1]}
+    held = evidence.run.vectors(GRADIENTS, step.step, gradient.name)
+    for axis, groups in evidence.sums(gradient.name):
+        copies = [held[rank] for rank in group_of(groups, part.rank) if rank in held]
+        total = torch.stack(copies).nan_to_num(0.0).sum(0)
+        if len(copies) > 1:
+            left[f"a sum over {axis}"] = fit_factor(total, gradient.right.reshape(-1))[1]
+    if step.step:
+        before = part.of(evidence.steps[step.step - 1].gradients[gradient.name].double())
+        left["the step before"] = fit_basis(seen, (right, before))[1]
+    local = evidence.run.local_gradients(step.step, gradient.name)
+    if 1 < len(local) <= _MOST_PARTS:
+        basis = list(local.values())
+        left["weights of ranks and their backwards"] = fit_basis(gradient.right, basis)[1]
+    if step.terms:
+        terms = [part.of(term[gradient.name].double()) for term in step.terms]
+        left["weights of the terms of the loss"] = fit_basis(seen, terms)[1]
+    if step.parts:
+        parts = [part.of(one[gradient.name].double()) for _, one in step.parts]
+        left["weights of parts of the batch"] = fit_basis(seen, parts)[1]
+    known = {name: share for name, share in left.items() if math.isfinite(share)}
+    return ", ".join(f"{name} {100 * share:.3g} %" for name, share in known.items())

@@ -25,7 +25,11 @@ from echelon.core.plan import Plan
 from echelon.layout.buckets import shard_degree, slice_index
 from echelon.proof.causes.factors import common_factor, known_factors, named_factor
 from echelon.proof.causes.finding import ProofFinding, with_distinguishing_axis
-from echelon.proof.causes.gradients.captured import WrongGradientOfProgram, gradients_of_program
+from echelon.proof.causes.gradients.captured import (
+    WrongGradientOfProgram,
+    excluded,
+    gradients_of_program,
+)
 from echelon.proof.causes.gradients.context import (
     attribute_to_head_copies,
     context_rank_weights,
@@ -42,6 +46,7 @@ from echelon.proof.causes.gradients.microbatch_weights import (
 from echelon.proof.causes.gradients.norm import name_norm
 from echelon.proof.causes.gradients.norm_layers import missing_rows
 from echelon.proof.causes.places import describe_slice, told_by_slice, wrong_elements
+from echelon.proof.claims.captured_checks import is_right
 from echelon.proof.claims.checks import Check, dp_rank_of
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.evidence.evidence import CapturedEvidence
@@ -70,14 +75,51 @@ def explain_gradient(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
     wrong = [p for p in parts if not float((p.tensor.double() - p.of(right)).norm()) <= allowed]
     # A slice may be a few elements of a row, from which little can be told.
     wrong = sorted(wrong or parts, key=lambda part: -part.tensor.numel())
-    finding = next(_findings(_gradient_of(evidence, step.step, name, wrong)), None)
+    gradient = _gradient_of(evidence, step.step, name, wrong)
+    finding = _most_telling(gradient, failure.error)
     if finding is None:
         says = "another function: no factor, sum, shard or microbatch explains it"
+        if isinstance(gradient, WrongGradientOfProgram):
+            says = f"no cause fits; excluded, with the part that each leaves: {excluded(gradient)}"
         odd = wrong_elements(evidence.run.whole(GRADIENTS, step.step, name), right, share)
         finding = told_by_slice(ProofFinding("none", says), describe_slice(odd))
     ranks, holders = tuple(sorted({part.rank for part in wrong})), {part.rank for part in parts}
     told = with_distinguishing_axis(evidence.axes(name), finding, ranks, holders)
     return replace(told, ranks=ranks)
+
+
+_MOST_OTHERS = 8  # other wrong gradients that a cause must explain, too
+
+
+def _most_telling(gradient: WrongGradient, error: float) -> ProofFinding | None:
+    """Return the cause that explains most wrong gradients of the step; the first of equals.
+
+    A cause that leaves as much as is wrong explains nothing.
+    """
+    telling = (one for one in _findings(gradient) if one.residual < error / 2)
+    if not isinstance(gradient, WrongGradientOfProgram):
+        return next(telling, None)
+    found = {(one.factor, one.axis): one for one in reversed([*telling])}
+    causes = [*reversed(found)]
+    if len(causes) > 1:
+        votes = dict.fromkeys(causes, 0)
+        for other in _other_wrong_gradients(gradient):
+            for cause in {(one.factor, one.axis) for one in _findings(other)} & votes.keys():
+                votes[cause] += 1
+        causes.sort(key=lambda cause: -votes[cause])
+    return found[causes[0]] if causes else None
+
+
+def _other_wrong_gradients(gradient: WrongGradientOfProgram) -> Iterator[WrongGradient]:
+    evidence, step = gradient.evidence, gradient.step
+    names = [
+        name
+        for name in step.gradients
+        if name != gradient.name and not is_right(evidence, step, name)
+    ]
+    for name in names[:: max(1, len(names) // _MOST_OTHERS)]:
+        if parts := evidence.run.parts(GRADIENTS, step.step, name):
+            yield _gradient_of(evidence, step.step, name, parts)
 
 
 def _gradient_of(

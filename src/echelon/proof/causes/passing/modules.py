@@ -12,65 +12,25 @@ Shape suffixes: N tokens, V classes, I inputs, O outputs of a layer.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from echelon.proof.causes.factors import common_factor, named_factor
 from echelon.proof.causes.finding import ProofFinding, with_distinguishing_axis
+from echelon.proof.causes.passing.forward import wrong_forward
 from echelon.proof.causes.passing.places import (
-    ComparedModule,
     PassedPlace,
     PassedStep,
+    WrongModule,
     cut_axes,
+    first_wrong_module,
     sliced,
 )
 from echelon.proof.evidence.captured import STAND_INS
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import fit_basis, fit_factor, relative_residual
 from echelon.proof.evidence.run import GRADIENTS, INITIAL, PARAMETERS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrongModule:
-    """Hold the first wrong module of a pass, and the last right one before it."""
-
-    passed: PassedStep
-    module: ComparedModule
-    backward: bool
-    before: ComparedModule | None
-
-    @property
-    def name(self) -> str:
-        """Return the name that the module has on one device."""
-        return self.module.name
-
-    @property
-    def evidence(self) -> CapturedEvidence:
-        """Return what the step is of."""
-        return self.passed.evidence
-
-    @property
-    def where(self) -> str:
-        """Return which pass, and what of the module."""
-        if self.backward:
-            return f"backward: the gradient with respect to the output of {self.name}"
-        return f"forward: the output of {self.name}"
-
-    @property
-    def usual(self) -> float:
-        """Return what right gradients of the first wrong rank are times those of one device."""
-        one = self.module.wrong[0]
-        modules = self.passed.backward.values() if self.backward else ()
-        return next(
-            (
-                place.factor
-                for module in modules
-                for place in module.right
-                if (place.rank, place.call) == (one.rank, one.call)
-            ),
-            1.0,
-        )
 
 
 def explain_passing(
@@ -89,35 +49,6 @@ def explain_passing(
     return replace(finding, tensor=wrong.name, ranks=tuple(sorted(ranks)))
 
 
-def first_wrong_module(passed: PassedStep, *, backward: bool) -> WrongModule | None:
-    """Return the first wrong module in the order of one device."""
-    modules = list((passed.backward if backward else passed.forward).values())
-    before: ComparedModule | None = None
-    for number, module in enumerate(modules):
-        if module.wrong and not _is_mended(module, modules[number + 1 :]):
-            return WrongModule(passed=passed, module=module, backward=backward, before=before)
-        if module.right:
-            before = module
-    return None
-
-
-def _is_mended(module: ComparedModule, later: list[ComparedModule]) -> bool:
-    """Return whether a wrong module is a matter of place: what comes after it is right.
-
-    Modules of the same parent do not tell: they may not have come from it.
-    """
-    parent = module.name.rpartition(".")[0]
-    passes = {(one.rank, one.call) for one in module.wrong}
-    for other in later:
-        # A sum that is due may be made anywhere: the next module tells.
-        if parent and other.name.startswith(f"{parent}.") and not module.partial:
-            continue
-        compared = [one for one in (*other.right, *other.wrong) if (one.rank, one.call) in passes]
-        if compared:
-            return not any((one.rank, one.call) in passes for one in other.wrong)
-    return False
-
-
 def _findings(wrong: WrongModule) -> Iterator[ProofFinding]:
     places = wrong.module.wrong
     if not all(bool(one.values.isfinite().all()) for one in places):
@@ -132,6 +63,8 @@ def _findings(wrong: WrongModule) -> Iterator[ProofFinding]:
         yield ProofFinding("missing sum", says + f"over {axis}", axis)
     if wrong.backward:
         yield from _missing_columns(wrong)
+    if not wrong.backward:
+        yield from wrong_forward(wrong)
     yield from _scalar(wrong)
     if wrong.backward:
         yield from _without_softmax_term(wrong)
@@ -185,6 +118,8 @@ def _of_other_columns(passed: PassedStep, layer: str, rank: int) -> torch.Tensor
 
 
 def _scalar(wrong: WrongModule) -> Iterator[ProofFinding]:
+    if not wrong.backward:
+        return
     fits = [(one.factor / wrong.usual, one.residual) for one in wrong.module.wrong]
     if common := common_factor(fits, wrong.passed.fits):
         factor, residual = common
@@ -246,7 +181,8 @@ def _elsewhere(wrong: WrongModule) -> Iterator[ProofFinding]:
         )
         for number, one in enumerate(places)
     }
-    if max(ordered.values()) <= fits:
+    off = max(relative_residual(one.values / wrong.usual, one.right) for one in places)
+    if max(ordered.values()) <= min(fits, off / 2):
         says = f"{wrong.where} has the right values in another order"
         if axis:
             says += f": what is exchanged over {axis} is put together or taken apart wrongly"

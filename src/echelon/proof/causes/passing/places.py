@@ -15,10 +15,10 @@ import torch
 
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import fit_factor, relative_residual
-from echelon.proof.evidence.run import PassedTensor
+from echelon.proof.evidence.run import ITS_INPUT, PassedTensor
 
-Cut = tuple[tuple[int, int, int], ...]
-"""(dim, place, count) of each dim that is cut."""
+Cut = tuple[tuple[int, range], ...]
+"""Each dim that is cut, and the elements along it: rows may be every n-th one."""
 
 _MOST_PLACES = 256  # slices that are tried
 _OTHER_ROUNDING = 1e4  # unit roundoffs that two right passes through a model differ by
@@ -83,6 +83,14 @@ class PassedStep:
         """Return what one device has of a module, float64."""
         return self._whole.get((name, gradient))
 
+    def before(self, name: str) -> Iterator[str]:
+        """Yield what passed forward before the output of a module, all of it being right."""
+        for other, module in self.forward.items():
+            if other == name:
+                return
+            if module.right and not module.wrong:
+                yield other
+
     def covers_batch(self) -> bool:
         """Return whether right outputs of some module are, on all ranks together, the whole one."""
         for name, module in self.forward.items():
@@ -144,7 +152,7 @@ class PassedStep:
     ) -> PassedPlace | None:
         values = one.values.double()
         best: PassedPlace | None = None
-        for cut in [known] if known is not None else _cuts(values.shape, whole.shape):
+        for cut in [known] if known is not None else cuts_of(values.shape, whole.shape):
             right = sliced(whole, cut)
             if right.shape != values.shape:
                 continue
@@ -186,10 +194,82 @@ class PassedStep:
         return module
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongModule:
+    """Hold the first wrong module of a pass, and the last right one before it."""
+
+    passed: PassedStep
+    module: ComparedModule
+    backward: bool
+    before: ComparedModule | None
+
+    @property
+    def name(self) -> str:
+        """Return the name that the module has on one device."""
+        return self.module.name
+
+    @property
+    def evidence(self) -> CapturedEvidence:
+        """Return what the step is of."""
+        return self.passed.evidence
+
+    @property
+    def where(self) -> str:
+        """Return which pass, and what of the module."""
+        if self.backward:
+            return f"backward: the gradient with respect to the output of {self.name}"
+        module = self.name.removesuffix(ITS_INPUT)
+        return f"forward: {'the output of' if module == self.name else 'what enters'} {module}"
+
+    @property
+    def usual(self) -> float:
+        """Return what right gradients of the first wrong rank are times those of one device."""
+        one = self.module.wrong[0]
+        modules = self.passed.backward.values() if self.backward else ()
+        return next(
+            (
+                place.factor
+                for module in modules
+                for place in module.right
+                if (place.rank, place.call) == (one.rank, one.call)
+            ),
+            1.0,
+        )
+
+
+def first_wrong_module(passed: PassedStep, *, backward: bool) -> WrongModule | None:
+    """Return the first wrong module in the order of one device."""
+    modules = list((passed.backward if backward else passed.forward).values())
+    before: ComparedModule | None = None
+    for number, module in enumerate(modules):
+        if module.wrong and not _is_mended(module, modules[number + 1 :]):
+            return WrongModule(passed=passed, module=module, backward=backward, before=before)
+        if module.right:
+            before = module
+    return None
+
+
+def _is_mended(module: ComparedModule, later: list[ComparedModule]) -> bool:
+    """Return whether a wrong module is a matter of place: what comes after it is right.
+
+    Modules of the same parent do not tell: they may not have come from it.
+    """
+    parent = module.name.rpartition(".")[0]
+    passes = {(one.rank, one.call) for one in module.wrong}
+    for other in later:
+        # A sum that is due may be made anywhere: the next module tells.
+        if parent and other.name.startswith(f"{parent}.") and not module.partial:
+            continue
+        compared = [one for one in (*other.right, *other.wrong) if (one.rank, one.call) in passes]
+        if compared:
+            return not any((one.rank, one.call) in passes for one in other.wrong)
+    return False
+
+
 def sliced(whole: torch.Tensor, cut: Cut) -> torch.Tensor:
-    """Return the slice of a tensor that a cut says."""
-    for dim, place, count in cut:
-        whole = whole.chunk(count, dim)[place]
+    """Return the slice of a tensor that a cut says, as a view."""
+    for dim, part in cut:
+        whole = whole[(slice(None),) * dim + (slice(part.start, part.stop, part.step),)]
     return whole
 
 
@@ -207,15 +287,15 @@ def cut_axes(evidence: CapturedEvidence, places: Sequence[PassedPlace], *, inner
                 for other in evidence.mesh.group(rank, (axis,))
                 if (other, call) in cuts
             ]
-            dims = {dim for other in others for dim, _, _ in set(other) ^ set(cut)}
+            dims = {dim for other in others for dim, _ in set(other) ^ set(cut)}
             if dims - ({0} if inner else set[int]()):
                 found.append(axis)
                 break
     return " and ".join(found)
 
 
-def _cuts(shape: Sequence[int], whole: Sequence[int]) -> Iterator[Cut]:
-    """Yield the equal slices of a tensor that have a shape."""
+def cuts_of(shape: Sequence[int], whole: Sequence[int]) -> Iterator[Cut]:
+    """Yield the equal slices of a tensor that have a shape; of rows every n-th one, too."""
     if (
         len(shape) != len(whole)
         or 0 in shape
@@ -225,9 +305,16 @@ def _cuts(shape: Sequence[int], whole: Sequence[int]) -> Iterator[Cut]:
     counts = [w // s for s, w in zip(shape, whole, strict=True)]
     if torch.Size(counts).numel() > _MOST_PLACES:
         return
-    for places in product(*(range(count) for count in counts)):
-        yield tuple(
-            (dim, place, count)
-            for dim, (place, count) in enumerate(zip(places, counts, strict=True))
-            if count > 1
-        )
+    parts = [
+        [range(place * size, (place + 1) * size) for place in range(count)]
+        for size, count in zip(shape, counts, strict=True)
+    ]
+    for step in range(2, counts[0] + 1 if shape[0] > 1 else 0):
+        if counts[0] % step == 0:
+            size = shape[0] * step
+            starts = range(0, whole[0], size)
+            parts[0] += [
+                range(a + b, a + b + size - step + 1, step) for a in starts for b in range(step)
+            ]
+    for places in product(*parts):
+        yield tuple((dim, part) for dim, part in enumerate(places) if counts[dim] > 1)

@@ -92,6 +92,7 @@ def _findings(labels: CountedLabels, failure: Check) -> Iterator[ProofFinding]:
         for rank, tokens in labels.ranks.items()
     }
     if any(one is None for calls in seen.values() for one in calls):
+        yield from _multiplied(labels, failure)
         yield from _other_labels(labels, failure)
         return
     by_rank = {
@@ -196,6 +197,27 @@ def _other_labels(labels: CountedLabels, failure: Check) -> Iterator[ProofFindin
     if wrong:
         says = f"{failure.detail}: the logits are right, and {wrong} of {of} labels on the ranks "
         yield ProofFinding("other labels", says + "are not those of one device")
+
+
+def _multiplied(labels: CountedLabels, failure: Check) -> Iterator[ProofFinding]:
+    """Find logits that are those of one device, times a number."""
+    whole_nV, factors = labels.whole.logits_nV, list[torch.Tensor]()
+    assert whole_nV is not None, "looked at before"
+    lengths = whole_nV.double().norm(dim=1, keepdim=True)
+    for one in (one for tokens in labels.ranks.values() for one in tokens):
+        assert one.logits_nV is not None, "looked at before"
+        own = one.logits_nV.double().norm(dim=1, keepdim=True)
+        rows = _rows_of(one.logits_nV.double() / own, whole_nV / lengths, labels.evidence.explained)
+        if rows is None:
+            return
+        factors.append(own[:, 0] / lengths[rows, 0])
+    every = torch.cat(factors)
+    factor = float(every.median())
+    if bool(((every / factor - 1).abs() <= labels.evidence.explained).all()) and factor != 1:
+        says = (
+            f"{failure.detail}: logits are {factor:.6g} times those of one device, before the loss"
+        )
+        yield ProofFinding("multiplier", says, value=factor)
 
 
 def _rows_of(

@@ -216,10 +216,53 @@ def _state_finding(
         factor, residual = fit_factor(seen, fresh)
         if residual < evidence.explained:
             says = f"{key} is of this step's gradient alone ({factor:.4g} times it): what was kept "
-            return ProofFinding("lost", says + "before is lost", value=factor)
+            return _lost_kinds(evidence, step, name, says + "before is lost", factor)
+        if (finding := _state_of_another(evidence, step, what, seen - right, mine)) is not None:
+            return finding
     factor, residual = fit_factor(seen, right)
     if residual < evidence.explained:
         told = named_factor(evidence, step, factor, residual)
         says = f"{key} is {told.description}"
         return ProofFinding(told.factor, says, told.axis, value=factor, residual=residual)
     return ProofFinding("none", f"{key} is another than that of one device")
+
+
+def _lost_kinds(
+    evidence: CapturedEvidence, step: ReferenceStep, name: str, says: str, factor: float
+) -> ProofFinding:
+    """Return the finding of lost state; right kinds beside it show a partial checkpoint."""
+    held = {
+        key: (evidence.run.whole(key, step.step, name), values[name].double())
+        for key, values in step.state.items()
+        if name in values and evidence.run.parts(key, step.step, name)
+    }
+    right = [key for key, pair in held.items() if relative_residual(*pair) < evidence.explained]
+    if not right:
+        return ProofFinding("lost", says, value=factor)
+    lost = [key for key in held if key not in right]
+    says += (
+        f"; {' and '.join(right)} went on: what was saved and loaded has no {' and '.join(lost)}"
+    )
+    return ProofFinding("state kinds lost", says, value=factor)
+
+
+def _state_of_another(
+    evidence: CapturedEvidence,
+    step: ReferenceStep,
+    what: tuple[str, str],
+    difference: torch.Tensor,
+    mine: torch.Tensor,
+) -> ProofFinding | None:
+    """Find the state of another parameter behind a running mean that goes on from it."""
+    name, key = what
+    before = evidence.steps[step.step - 1].state[key]
+    own = before[name].double().reshape(-1)[mine]
+    for other, value in before.items():
+        if other == name or value.shape != before[name].shape:
+            continue
+        factor, residual = fit_factor(difference, value.double().reshape(-1)[mine] - own)
+        if 0 < factor <= 1 and residual < evidence.explained:
+            says = f"{key} goes on from that of {other} after the step before: the optimizer has "
+            says += "another order of parameters than the state that it was given"
+            return ProofFinding("state of another", says, value=factor, residual=residual)
+    return None

@@ -252,11 +252,27 @@ def _times(wrong: WrongUpdate, factor: float, due: float, residual: float) -> Pr
         return ProofFinding("none", ROUNDING, residual=residual)
     if not due and (scale := _muon_scale(wrong, factor)):
         return scale
+    if (schedule := _rate_of_another_step(wrong, factor)) is not None:
+        return replace(schedule, residual=residual)
     told = named_factor(wrong.evidence, wrong.step, factor, residual)
     says = f"{factor:.6g} times the right update: another learning rate, or it is made again"
     if told.factor != "number":
         says += f" ({told.factor})"
     return replace(told, description=says)
+
+
+def _rate_of_another_step(wrong: WrongUpdate, factor: float) -> ProofFinding | None:
+    """Find the learning rate of another step of the program's schedule."""
+    if isinstance(wrong, WrongUpdateOfPlan):
+        return None
+    own = wrong.step.rates.get(wrong.name, (0.0, 0.0))[0]
+    for other in wrong.evidence.steps:
+        rate = other.rates.get(wrong.name, (0.0, 0.0))[0]
+        if rate != own and own and nearly_equal(factor, rate / own):
+            says = f"made with the learning rate of step {other.step} ({rate:.4g} instead of "
+            says += f"{own:.4g}): the schedule is at another step"
+            return ProofFinding("rate of another step", says, value=factor)
+    return None
 
 
 def _other_state(wrong: WrongUpdateOfPlan) -> Iterator[ProofFinding]:

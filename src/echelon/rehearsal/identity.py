@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Identity of data: which parameters, gradients or activations a tensor holds.
+
+Names of operations say what the engine means to send. A tensor says what it sends: its storage is
+that of a bucket at some element, or an action has just made it. A copy has the identity of its
+source. Rehearsed groups write the identity of each operation into the log, and tell where a name
+and its tensor differ.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from echelon.parallel.pipeline import PipelineExecutor
+from echelon.parallel.storage.buckets import Bucket
+from echelon.rehearsal.order import OTHER_DATA
+from echelon.schedule.action import Action
+from echelon.schedule.messages import Payload, message_name
+
+Tell = Callable[[str, str], None]
+"""Told a rule that is broken, and how."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataName:
+    """Name the data of a tensor: the same on every rank that holds it."""
+
+    text: str
+    """Parameters from the first to the last one of a bucket, or the name of a message."""
+    offset: int = 0
+    """The first element, counted from the start of the bucket."""
+    bucket: str = ""
+    """The bucket of this rank; "" of an activation or its gradient."""
+
+    def __str__(self) -> str:
+        """Return it as users read it."""
+        return f"{self.text}, from element {self.offset:,}" if self.bucket else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """The storage of a copy, and where its elements come from."""
+
+    storage: weakref.ref[Any]
+    source: weakref.ref[Any]
+    first: int
+    """The first element, counted in the storage of the source."""
+
+
+class DataNames:
+    """Know what the tensors of one rank hold."""
+
+    def __init__(self, tell: Tell) -> None:
+        """Know nothing yet; `tell` is told of names that differ from their data."""
+        self._tell = tell
+        self._buckets: Sequence[Bucket] = ()
+        self._messages: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self._copies: dict[int, _Copy] = {}
+
+    def follow(self, buckets: Sequence[Bucket]) -> None:
+        """Know parameters and gradients by their buckets, whose memory comes and goes."""
+        self._buckets = buckets
+
+    def is_message(self, tensor: torch.Tensor, name: str) -> None:
+        """Learn what an action has made or a receive brings; a storage is one message."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        end = weakref.ref(storage, lambda _: self._messages.pop(key, None))
+        self._messages[key] = (end, name)
+
+    def copied(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Learn that a new tensor has the elements of another one."""
+        storage = target.untyped_storage()
+        key = storage._cdata
+        if source.is_contiguous() and key != source.untyped_storage()._cdata:
+            self._copies[key] = _Copy(
+                weakref.ref(storage, lambda _: self._copies.pop(key, None)),
+                weakref.ref(source.untyped_storage()),
+                int(source.storage_offset()),
+            )
+
+    def of(self, tensor: torch.Tensor, called: str) -> DataName | None:
+        """Return the data of a tensor that an operation `called` so is given; None if unknown."""
+        storage, element = tensor.untyped_storage(), int(tensor.storage_offset())
+        while (copy := self._copies.get(storage._cdata)) is not None:
+            storage, element = copy.source(), copy.first + element
+            if storage is None:
+                return None
+        message = self._messages.get(storage._cdata)
+        if message is not None:
+            return DataName(text=message[1])
+        last = called.rpartition(".")[2]
+        if not last.startswith(("bucket", "tied")):
+            return None
+        # Nearly always the bucket of that name.
+        for bucket in sorted(self._buckets, key=lambda bucket: bucket.name != last):
+            for part, flat, first in _flats(bucket):
+                if flat.untyped_storage()._cdata == storage._cdata:
+                    return DataName(
+                        text=f"{part} of {_range_of(bucket)}",
+                        offset=first + element - int(flat.storage_offset()),
+                        bucket=bucket.name,
+                    )
+        return None
+
+    def named(self, tensor: torch.Tensor, called: str, where: str) -> DataName | None:
+        """Return the data of an operation's tensor, and tell if its name says something else."""
+        data, last = self.of(tensor, called), called.rpartition(".")[2]
+        if data is None:
+            return None
+        # Sums of a tied embedding have a name for both ends, whose buckets have other numbers.
+        is_other = data.bucket not in (last, "") and last != "tied"
+        if is_other or (not data.bucket and data.text != called):
+            of = f"{data.bucket}: {data}" if data.bucket else str(data)
+            self._tell(OTHER_DATA, f"{called} at {where} has the data of {of}")
+        return data
+
+    def is_slice(self, whole: DataName | None, part: torch.Tensor, called: str, first: int) -> None:
+        """Tell where the slice that a rank gives or takes is not at element `first` of a whole."""
+        data = None if whole is None else self.of(part, called)
+        if whole is None or data is None:
+            return
+        if data.text != whole.text or data.offset != whole.offset + first:
+            place = f"{whole.text}, from element {whole.offset + first:,}"
+            self._tell(OTHER_DATA, f"the slice of {called} is {data}, and its place {place}")
+
+    @contextmanager
+    def following(self, executor: PipelineExecutor) -> Iterator[None]:
+        """Know what the actions of a pipeline make; tell of one that is given something else."""
+        names: Any = executor
+        forward, backward = names._forward, names._backward
+
+        def run_forward(state: Any, action: Action, x_ND: Any, *rest: Any) -> Any:
+            self._used(action, x_ND, Payload.ACTIVATION, -1)
+            return self._made(action, forward(state, action, x_ND, *rest), Payload.ACTIVATION, 1)
+
+        def run_backward(state: Any, action: Action, dy_ND: Any) -> Any:
+            self._used(action, dy_ND, Payload.GRADIENT, 1)
+            return self._made(action, backward(state, action, dy_ND), Payload.GRADIENT, -1)
+
+        names._forward, names._backward = run_forward, run_backward
+        try:
+            yield
+        finally:
+            del names._forward, names._backward
+
+    def _used(self, action: Action, x_ND: Any, payload: Payload, ahead: int) -> None:
+        """Compare what an action is given with what it computes on."""
+        if x_ND is None:
+            return
+        stage = action.stage
+        name = message_name(payload, action.microbatch, stage + ahead, stage)
+        data = self.of(x_ND, "")
+        if data is not None and data.text != name:
+            self._tell(OTHER_DATA, f"{action} computes on {data}, and its input is {name}")
+
+    def _made(self, action: Action, out_ND: Any, payload: Payload, ahead: int) -> Any:
+        if out_ND is not None:
+            stage = action.stage
+            name = message_name(payload, action.microbatch, stage, stage + ahead)
+            self.is_message(out_ND, name)
+        return out_ND
+
+
+def _flats(bucket: Bucket) -> Iterator[tuple[str, torch.Tensor, int]]:
+    """Yield the flat tensors of a bucket: what they hold, and their first element in it."""
+    yield "gradients", bucket.gradients, 0
+    yield "gradients", bucket.gradient_slice, bucket.own.start
+    yield "parameters", bucket.values, 0
+    yield "parameters", bucket.value_slice, bucket.own.start
+    if bucket.fp8 is not None:
+        yield "parameters", bucket.fp8.codes, bucket.own.start
+    if bucket.int8 is not None:
+        yield "parameters in int8", bucket.int8.whole, 0
+
+
+def _range_of(bucket: Bucket) -> str:
+    first, last = bucket.slots[0].spec.name, bucket.slots[-1].spec.name
+    return first if first == last else f"{first} to {last}"
