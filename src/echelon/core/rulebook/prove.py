@@ -504,7 +504,9 @@ PROVE_IN_FLIGHT = Rule(
     why="""
     What an operation reads stays as it is, and what it fills is nobody else's, until it has been
     awaited. A buffer that is reused too early sends the next thing in the place of this one, or
-    both in part.
+    both in part. Kernels, copies, communicators and threads of files are streams: two accesses of
+    the same bytes need an event or a wait that orders them, which CPU ranks never miss. A vector
+    clock of each stream finds the pair.
     """,
     bad="pending = group.send(x, 1, name=name, tag=0); x.mul_(2); pending.wait()",
     fixed="pending = group.send(x, 1, name=name, tag=0); pending.wait(); x.mul_(2)",
