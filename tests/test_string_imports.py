@@ -21,6 +21,8 @@ RECORDS = ("core/choices/", "schedule/")
 PEERS = {
     "proof/independent/reading.py",
     "proof/run.py",
+    "proof/whole_run/own_data.py",
+    "proof/whole_run/own_precision.py",
     "proof/whole_run/whole_run.py",
 }
 """Files that name the training engine: the subject of a proof, which runs on ranks beside it."""
