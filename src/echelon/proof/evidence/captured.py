@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from echelon.parallel.completion.in_flight import Race
 from echelon.proof.evidence.mesh import NamedMesh
 from echelon.proof.evidence.run import (
     INITIAL,
@@ -146,6 +147,22 @@ class RankReport:
     tokens: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LateRank:
+    """Hold the races of a rank whose operations completed late, and how many there were."""
+
+    races: tuple[Race, ...]
+    num_operations: int
+
+
+@dataclass(frozen=True, slots=True)
+class LateCapture:
+    """Hold the races of all ranks, and the operations of each."""
+
+    races: tuple[Race, ...]
+    num_operations: tuple[int, ...]
+
+
 @dataclass(slots=True, kw_only=True)
 class RankCapture:
     """Hold all that was captured on one rank in one precision."""
@@ -157,6 +174,7 @@ class RankCapture:
     asked: AskedSharding | None = None
     passed: Passed = field(default_factory=Passed)
     reports: list[RankReport] = field(default_factory=list[RankReport])
+    late: LateRank | None = None
     pieces: list[CapturedPiece] = field(default_factory=list[CapturedPiece])
 
 
@@ -190,6 +208,13 @@ class CapturedRun(ProgramRun[CapturedPiece]):
     def asked(self) -> AskedSharding | None:
         """Return what the configuration of the first rank asks to share out."""
         return self.captures[0].asked
+
+    @property
+    def late(self) -> LateCapture | None:
+        """Return the races of all ranks; None where operations completed as ever."""
+        ranks = [capture.late for capture in self.captures if capture.late is not None]
+        races = tuple(race for rank in ranks for race in rank.races)
+        return LateCapture(races, tuple(r.num_operations for r in ranks)) if ranks else None
 
     def held_copies(self) -> dict[str, HeldCopies]:
         """Return for each tensor that is to be shared out what the first holder has of it."""
