@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,19 +12,27 @@ import pytest
 
 from echelon.cli.main import main
 from echelon.core.event import EventList
-from echelon.cost.bytes import all_reduce, sent
+from echelon.cost.bytes import all_reduce, context_sent, expert_sent, sent
 from echelon.cost.peak import rank_peak
 from echelon.cost.peak.buckets import GradientSums, WholeUnits
 from echelon.rehearsal import numbers
 from echelon.rehearsal.run import rehearse
+from echelon.schedule import check
 from echelon.schedule.action import Action, ActionKind
 from tests.rehearsal.test_run import plan_of
 
 TWO_NODES = f"cluster.file={Path(__file__).parents[2] / 'examples' / 'two-nodes.toml'}"
 NODES = (TWO_NODES, "mesh.dp_shard=4", "zero.stage=3")
 HYBRID = (TWO_NODES, "mesh.dp_shard=2", "mesh.dp_replicate=2", "zero.stage=2")
+EXPERTS = ("model.experts.num_experts=4", "model.experts.top_k=2", "model.experts.ffn=96")
 PIPE = ("mesh.pp=2", "model.layers=4", "pipeline.schedule=zb-h1", "batch.global_sequences=8")
 ACROSS = (*PIPE, TWO_NODES, "mesh.dp_replicate=2")
+
+ROWS = (
+    "F0.0, F0.1, F0.2, B0.0, W0.0, B0.1, F0.3, B0.2, B0.3, W0.1, W0.2, W0.3",
+    "F1.0, B1.0, F1.1, B1.1, F1.2, B1.2, W1.0, F1.3, B1.3, W1.1, W1.2, W1.3",
+)
+"""A schedule of a user, whose W come late."""
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -54,6 +63,14 @@ def _all_messages_near(patch: pytest.MonkeyPatch) -> None:
         "pipeline_bytes",
         lambda *given: tuple(replace(term, far=0) for term in right(*given)),
     )
+
+
+def _keys_stay_near(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(context_sent, "num_elsewhere", lambda *_: 0)
+
+
+def _tokens_stay_near(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(expert_sent, "num_elsewhere", lambda *_: 0)
 
 
 def _message_too_many(patch: pytest.MonkeyPatch) -> None:
@@ -104,6 +121,21 @@ def _one_more_held(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(numbers, "peak_in_flight", lambda actions: right(actions) + 1)
 
 
+def _freed_at_b(patch: pytest.MonkeyPatch) -> None:
+    """Count activations as free when B has ended, though W still reads them."""
+    right = check._held
+
+    def early(actions: Any) -> list[int]:
+        fused = [
+            replace(one, kind=ActionKind.BW) if one.kind is ActionKind.B else one
+            for one in actions
+            if one.kind is not ActionKind.W
+        ]
+        return right(fused)
+
+    patch.setattr(check, "_held", early)
+
+
 def _other_order(patch: pytest.MonkeyPatch) -> None:
     right = numbers.schedule_from_plan
 
@@ -147,11 +179,25 @@ def _one_sum_is_twice_sent(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(EventList, "bytes_by_axis", more)
 
 
+LATE_W = (
+    *("mesh.pp=2", "model.layers=4", "pipeline.schedule=file", "pipeline.file=FILE"),
+    "batch.global_sequences=8",
+)
 MISTAKES: dict[str, tuple[tuple[str, ...], Plant, str]] = {
     "tiers of slices are swapped": (NODES, _swapped_slices, "sent over dp_shard to other nodes"),
     "tiers of sums are swapped": (HYBRID, _swapped_sums, "sent over dp_replicate to other nodes"),
     "rows of a step leave the node": (NODES, _all_pairs_far, "sent over world to other nodes"),
     "messages stay in the node": (ACROSS, _all_messages_near, "sent over pp to other nodes"),
+    "keys stay in the node": (
+        (TWO_NODES, "mesh.cp=4", "model.layers=1"),
+        _keys_stay_near,
+        "sent over cp to other nodes",
+    ),
+    "tokens stay in the node": (
+        (TWO_NODES, "mesh.dp_shard=4", "mesh.ep=4", "model.layers=1", *EXPERTS),
+        _tokens_stay_near,
+        "sent over ep to other nodes",
+    ),
     "a message too many": (PIPE, _message_too_many, "sent over pp"),
     "a sum is sent twice": (
         ("mesh.dp_shard=2", "zero.stage=1"),
@@ -185,19 +231,36 @@ MISTAKES: dict[str, tuple[tuple[str, ...], Plant, str]] = {
         "buffers in a step, at most",
     ),
     "one microbatch more is held": (PIPE, _one_more_held, "activations held at once"),
+    "activations are free before W": (LATE_W, _freed_at_b, "activations held at once"),
     "two actions are turned": (PIPE, _other_order, "was"),
     "a W more": (PIPE, _one_weight_gradient_more, "actions of the schedule, W0"),
     "a message less": (PIPE, _one_message_less, "messages of the schedule"),
 }
 
 
+def flags_of(settings: tuple[str, ...], file: Path) -> list[str]:
+    """Return the flags of settings, FILE replaced."""
+    return [word for one in settings for word in ("--set", one.replace("FILE", str(file)))]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file of `ROWS`."""
+    path = tmp_path / "mine.csv"
+    path.write_text("".join(f"{row}\n" for row in ROWS))
+    return path
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_wrong_number_ends_the_rehearsal(
-    mistake: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    mistake: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    file: Path,
 ) -> None:
     settings, plant, name = MISTAKES[mistake]
-    flags = [word for one in settings for word in ("--set", one)]
+    flags = flags_of(settings, file)
     plant(monkeypatch)
     assert main(["rehearse", "nano", *flags, "--workers", "1"]) == 1
     told = capsys.readouterr()
@@ -213,6 +276,27 @@ def test_every_number_of_a_right_plan_holds(settings: tuple[str, ...]) -> None:
     assert all(number.holds for number in found.numbers)
     far = [number for number in found.numbers if number.name.endswith("to other nodes")]
     assert any(number.planned for number in far)
+
+
+def test_counts_of_a_checked_file_are_those_of_the_executor(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["schedule", "check", str(file), "--json"]) == 0
+    checked = json.loads(capsys.readouterr().out)
+    assert main(["rehearse", "nano", *flags_of(LATE_W, file), "--workers", "1", "--json"]) == 0
+    ranks = json.loads(capsys.readouterr().out)["rehearsal"]["ranks"]
+
+    def counted(name: str) -> list[int]:
+        return [
+            number["rehearsed"]
+            for rank in ranks
+            for number in rank["numbers"]
+            if (number["name"], number["part"]) == (name, "")
+        ]
+
+    assert sum(counted("actions of the schedule")) == checked["num_actions"] == 24
+    assert sum(counted("messages of the schedule")) == checked["num_messages"] == 8
+    assert counted("activations held at once") == checked["peak_in_flight_per_rank"] == [3, 3]
 
 
 def test_a_number_says_what_differs() -> None:

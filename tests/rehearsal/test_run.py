@@ -8,7 +8,7 @@ from echelon.config.load import load_job
 from echelon.core.plan import Plan
 from echelon.cost.bytes.sent import bytes_sent_by_axis
 from echelon.cost.peak.rank_peak import with_few_microbatches
-from echelon.rehearsal.run import on_nccl, rehearse
+from echelon.rehearsal.run import RehearsedCount, on_nccl, rehearse
 from tests.proof.run.collectives import summed
 
 RUNS = (
@@ -150,3 +150,28 @@ def test_a_plan_for_a_cpu_is_rehearsed_as_on_gpus() -> None:
     plan = plan_of()
     assert (plan.cluster.backend, on_nccl(plan).cluster.backend) == ("gloo", "nccl")
     assert on_nccl(on_nccl(plan)) == on_nccl(plan)
+
+
+def test_it_says_how_many_ranks_are_done_and_how_long_the_others_take(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = iter((100.0, 112.0))
+    monkeypatch.setattr("echelon.rehearsal.run.time.monotonic", lambda: next(now_s))
+    with caplog.at_level("INFO", logger="echelon.progress"):
+        progress = RehearsedCount(8, "ranks rehearsed")
+        progress.log(0)
+        progress.log(3)
+    assert caplog.messages == [
+        "0 of 8 ranks rehearsed",
+        "3 of 8 ranks rehearsed, about 20 s left",
+    ]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_it_says_what_is_left_before_a_rank_is_done(
+    workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="echelon.progress"):
+        rehearse(plan_of("mesh.dp_replicate=2"), workers=workers)
+    assert caplog.messages[0] == "0 of 2 ranks rehearsed, each for all that are like it"
+    assert caplog.messages[-1] == "checking that the operations of all ranks have one order"

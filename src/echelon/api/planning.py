@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from echelon.api.given_plan import GivenPlan, plan_from_given
+from echelon.config.job import DataSettings
 from echelon.config.load import load_job
 from echelon.config.reading import require_subject
 from echelon.config.rules.finders import require_trainable
@@ -292,6 +293,7 @@ def prove(
     independent: bool = False,
     late: bool = False,
     export: bool = False,
+    data: DataSettings | None = None,
 ) -> Proof:
     """Return the proof of `plan`: ranks started here, compared with one process tensor by tensor.
 
@@ -302,7 +304,9 @@ def prove(
     that is installed and has the model. With `late` all is run once more with operations that
     complete only when they are awaited, and must give the same bits. With `export` the whole run
     ends with exports in every format, read again by transformers and by the second implementation;
-    so it does without it where adapters are merged, or a family lays its weights out otherwise.
+    so it does without it where adapters are merged, or a family lays its weights out otherwise. The
+    `data` of a run (`job.data`) are read once more from their records, the first megabyte of each
+    source.
     `plan` may also be what has one, such as the answer of `ec.plan`. `proof.proven` says whether it
     holds; `proof.require()` raises ProofFailed.
     """
@@ -313,15 +317,20 @@ def prove(
         from echelon.proof.independent.optimizers import require_formula
 
         require_formula(plan.mathematics.optimizer)
-        proof = prove(plan, subject=subject, late=late, export=export)
+        proof = prove(plan, subject=subject, late=late, export=export, data=data)
         beside = independent_pass(proof.shrunk_plan, proof.num_steps)
         return replace(proof, independent=beside)
     with ranks_of(plan, subject) as run_ranks:
         from echelon.proof.whole_run.whole_run import prove_with_whole_run
 
-        return prove_with_whole_run(
+        proof = prove_with_whole_run(
             plan, run_ranks=run_ranks, subject=subject, late=late, export=export
         )
+        if data is None or subject is not None or not proof.proven:
+            return proof
+        from echelon.proof.whole_run.own_data import data_pass
+
+        return replace(proof, data=data_pass(plan, data, run_ranks=run_ranks))
 
 
 def bisect(

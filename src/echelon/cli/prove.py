@@ -123,9 +123,10 @@ def _prove_run(
     is_run = folder.plan_file.is_file()
     if is_run and not settings:
         plan = folder.plan()
+        data = load_job(folder.run_file).data if folder.run_file.is_file() else None
     else:
         job = load_job(folder.run_file if is_run else run, settings)
-        plan = job.plan
+        plan, data = job.plan, job.data
         require_trainable(plan, job.sources)
         if job.train.weights != "none":
             require_yes_to_assumed(plan, job.sources)
@@ -138,6 +139,7 @@ def _prove_run(
             independent=extras.independent,
             late=extras.late,
             export=extras.export,
+            data=data if subject is None else None,
         )
     if is_run and not settings and subject is None:
         proof.write(folder.path / PROOF_FILE)

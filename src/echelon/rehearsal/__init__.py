@@ -7,6 +7,7 @@ run       a whole plan: ranks of which classes, in which processes; what it has 
 numbers   printed numbers of a plan, compared with a rehearsed rank
 roofline  seconds of the counted work, and what binds a step
 rank      one rank: the engine that trains, built and stepped
+replay    its microbatches: those that are walked, and those that are like them
 traces    what it does in a step, on a time axis
 groups    groups and communicators that write its log, and send nothing
 shapes    what its operations make, remembered

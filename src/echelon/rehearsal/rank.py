@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +39,7 @@ from echelon.rehearsal.memory import (
     Misuse,
 )
 from echelon.rehearsal.order import Entry, HostRead, RankLog
+from echelon.rehearsal.replay import MicrobatchReplay, NotAlike, RecordedMemory, RecordedWork
 from echelon.rehearsal.shapes import META, KnownResults, ShapesOnly
 from echelon.rehearsal.traces import (
     ActionBegan,
@@ -116,17 +117,6 @@ def planned_bytes(plan: Plan, rank: int) -> dict[str, int]:
     return found
 
 
-def rehearse_ranks(
-    plan: Plan, ranks: Sequence[int], traces: TraceFolder | None = None
-) -> list[RankRehearsal]:
-    """Return what ranks of `plan` do, one after the other: results of operations are shared.
-
-    A trace of each is written into `traces`.
-    """
-    known = KnownResults()
-    return [rehearse_rank(plan, rank, known=known, traces=traces) for rank in ranks]
-
-
 def rehearse_rank(
     plan: Plan,
     rank: int,
@@ -139,8 +129,24 @@ def rehearse_rank(
 
     Sequences are of one document each, or of those that start at the positions `documents`.
     """
-    traced = traces is not None and rank not in traces.left_out
-    step_log, events = StepLog() if traced else None, EventList()
+    if traces is not None and rank not in traces.left_out:
+        return _rehearse(plan, rank, documents, known, traces, replays=False)
+    with suppress(NotAlike):
+        return _rehearse(plan, rank, documents, known, None, replays=True)
+    return _rehearse(plan, rank, documents, known, None, replays=False)
+
+
+def _rehearse(
+    plan: Plan,
+    rank: int,
+    documents: tuple[int, ...] | None,
+    known: KnownResults | None,
+    traces: TraceFolder | None,
+    *,
+    replays: bool,
+) -> RankRehearsal:
+    """Build and step a rank; raise NotAlike if `replays` and its microbatches are not alike."""
+    step_log, events = None if traces is None else StepLog(), EventList()
     shapes = _shapes(rank, known, step_log)
     log = shapes.log
     memory = shapes.memory
@@ -150,8 +156,11 @@ def rehearse_rank(
         _name_state(memory, engine)
         shapes.data.follow(engine.model.buckets)
         observer = _Observer(memory, step_log)
-        with shapes.data.following(engine.model.executor), _terms(shapes, engine, observer):
+        replay = _replay(engine, shapes, events, walks_all=not replays)
+        followed = shapes.data.following(engine.model.executor)
+        with replay.installed(), followed, _terms(shapes, engine, observer):
             for step in range(num_steps(plan)):
+                replay.step_began()
                 memory.forget_peak()
                 held = memory.now()
                 shapes.work.by_task.clear()
@@ -188,10 +197,22 @@ def rehearse_rank(
     return found
 
 
+def _replay(
+    engine: TrainEngine, shapes: ShapesOnly, events: EventList, *, walks_all: bool
+) -> MicrobatchReplay:
+    """Replay of alike microbatches; of none where each gathers parameters or sums gradients."""
+    model = engine.model
+    apart = any(bucket.plan.sliced or bucket.adds_slices for bucket in model.buckets)
+    actions: Sequence[Action] = ()
+    if engine.computes and not apart and not walks_all:
+        actions = engine.schedule.actions[model.executor.pp_rank]
+    return MicrobatchReplay(shapes, events, model.executor, model.balancer, actions)
+
+
 def _shapes(rank: int, known: KnownResults | None, step_log: StepLog | None) -> ShapesOnly:
     """Return where a rank runs; what it does there is also written into `step_log`."""
     if step_log is None:
-        return ShapesOnly(RankLog(rank), known)
+        return ShapesOnly(RankLog(rank), known, memory=RecordedMemory(), work=RecordedWork())
     return ShapesOnly(
         SteppedLog(rank, step_log),
         known,

@@ -4,9 +4,10 @@
 The ranks are rehearsed in processes of this machine, a few at a time; none talks to another.
 
 Ranks of one class do the same. What a rank gives its communicators follows from its stages, and
-from its place among context ranks where its positions need other blocks of keys than theirs. Ranks
-that differ in their other coordinates only do the same with other samples, other columns or other
-slices of as many elements. `RankClasses.checked` names some of those, whose logs are compared.
+from its place in the ring of context ranks where its positions need other blocks of keys than
+theirs. Ranks that differ in their other coordinates only do the same with other samples, other
+columns or heads, or other slices of as many elements. `RankClasses.checked` names some of those,
+whose logs are compared.
 
 Where matrices have owners (Muon), a rank has the memory and the kernels of what it owns. Its log is
 that of the others: one exchange for each bucket and direction, of any sizes, whoever owns what. So
@@ -23,9 +24,9 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from math import prod
 from pathlib import Path
@@ -64,8 +65,14 @@ from echelon.rehearsal.order import (
     prove_order,
 )
 from echelon.rehearsal.patterns import Pattern, patterns_of
-from echelon.rehearsal.rank import RankRehearsal, planned_bytes, rehearse_ranks, with_short_rounds
+from echelon.rehearsal.rank import (
+    RankRehearsal,
+    planned_bytes,
+    rehearse_rank,
+    with_short_rounds,
+)
 from echelon.rehearsal.roofline import Roofline, roofline_of_plan
+from echelon.rehearsal.shapes import KnownResults
 from echelon.rehearsal.traces import TraceFolder
 
 EVERY_RANK = 16
@@ -81,6 +88,7 @@ class RankClasses:
     def __init__(self, plan: Plan, *, by_context: bool = True) -> None:
         """Look at what tells the ranks of `plan` apart; `by_context`: context ranks, too."""
         self._mesh, self._by_context = plan.mesh, by_context
+        self._neighbours = plan.layout.context.ulysses_degree
         # What a rank sends of a sum that is made of messages depends on its place.
         messages = plan.layout.collectives.algorithm != BACKEND
         self._each = messages or plan.mesh.world_size <= EVERY_RANK
@@ -96,7 +104,8 @@ class RankClasses:
         if self._each or self._mesh.is_server(rank):
             return (rank,)
         place = self._mesh.coordinates(rank)
-        return (place[Axis.PP], place[Axis.CP]) if self._by_context else (place[Axis.PP],)
+        ring_place = place[Axis.CP] // self._neighbours
+        return (place[Axis.PP], ring_place) if self._by_context else (place[Axis.PP],)
 
     def first_ranks(self) -> list[int]:
         """Return the rank of each class that owns most, in the order of classes; or its first."""
@@ -108,10 +117,11 @@ class RankClasses:
         return list(found.values())
 
     def context_ranks(self) -> list[int]:
-        """Return the ranks that differ from rank 0 in the context only; none in small worlds."""
-        if self._each or self._mesh.cp == 1:
+        """Return a rank of each place in the ring of rank 0; none in small worlds."""
+        places = range(0, self._mesh.cp, self._neighbours)
+        if self._each or len(places) == 1:
             return []
-        return [self._mesh.rank({Axis.CP: place}) for place in range(self._mesh.cp)]
+        return [self._mesh.rank({Axis.CP: place}) for place in places]
 
     def checked(self, seed: int = 0) -> Sequence[int]:
         """Return ranks that do not stand for their class: the last one, some at random, and where
@@ -264,8 +274,8 @@ class Rehearsal:
         }
 
 
-_PARTS_PER_PROCESS = 3
-"""A process rehearses its ranks in so many parts; those of one share what is known of shapes."""
+PROGRESS_EVERY_S = 0.5
+"""How often progress is logged while no rank ends."""
 
 _RULES: Mapping[str, Rule] = {
     DEADLOCK: rules.REHEARSE_DEADLOCK,
@@ -316,16 +326,15 @@ def rehearse(
     folder = None if traces is None else TraceFolder.new(traces, plan)
     with _Processes(workers or os.cpu_count() or 1) as processes:
         classes, checked, rehearsed = _in_classes(plan, processes, folder)
-        for number, one in enumerate(rehearsed, 1):
-            PROGRESS.info(f"{number} ranks rehearsed, each for all that are like it")
-            log = logs.setdefault(classes.of(one.rank), one.entries)
-            if one.rank not in checked:
-                ranks.append(replace(one, entries=()))
-                for fault in _faults_of(one):
-                    found.setdefault(fault, []).append(one.rank)
-            if not _alike(log, one.entries):
-                text = f"this rank does other things than its class {classes.of(one.rank)}"
-                found.setdefault((rules.REHEARSE_CLASS, text), []).append(one.rank)
+        for rank in rehearsed:
+            log = logs.setdefault(classes.of(rank.rank), rank.entries)
+            if rank.rank not in checked:
+                ranks.append(replace(rank, entries=()))
+                for fault in _faults_of(rank):
+                    found.setdefault(fault, []).append(rank.rank)
+            if not _alike(log, rank.entries):
+                text = f"this rank does other things than its class {classes.of(rank.rank)}"
+                found.setdefault((rules.REHEARSE_CLASS, text), []).append(rank.rank)
     PROGRESS.info("checking that the operations of all ranks have one order")
     proof = prove_order(logs, classes.of)
     found |= {(_RULES[fault.rule], fault.text): [] for fault in proof.faults}
@@ -366,7 +375,8 @@ def _in_classes(
 
     Context ranks are classes of their own where those of the first stage differ.
     """
-    contexts = list(processes.rehearse(plan, RankClasses(plan).context_ranks(), folder))
+    places = RankClasses(plan).context_ranks()
+    contexts = list(processes.rehearse(plan, places, folder, "places of a ring compared"))
     apart = any(not _alike(contexts[0].entries, one.entries) for one in contexts)
     classes = RankClasses(plan, by_context=apart)
     checked, known = classes.checked(), {one.rank for one in contexts}
@@ -374,8 +384,9 @@ def _in_classes(
     checked = [one for one in checked if one not in known]
     if folder is not None:
         folder = replace(folder, left_out=frozenset(checked))
-    rest = processes.rehearse(plan, [*first, *checked], folder)
-    return classes, checked, chain(contexts, rest)
+    asked = "ranks rehearsed, each for all that are like it"
+    others = processes.rehearse(plan, [*first, *checked], folder, asked)
+    return classes, checked, chain(contexts, others)
 
 
 class _Processes:
@@ -402,11 +413,14 @@ class _Processes:
         self._executor.shutdown(cancel_futures=True)
 
     def rehearse(
-        self, plan: Plan, ranks: Sequence[int], traces: TraceFolder | None
+        self, plan: Plan, ranks: Sequence[int], traces: TraceFolder | None, words: str
     ) -> Iterator[RankRehearsal]:
-        """Yield what each rank did, in their order."""
+        """Yield what each rank did, in their order; log how many of all are done, in `words`."""
         if len(ranks) < 2 or self._count == 1:
-            yield from rehearse_ranks(plan, ranks, traces)
+            known, progress = KnownResults(), RehearsedCount(len(ranks), words)
+            for number, rank in enumerate(ranks):
+                progress.log(number)
+                yield rehearse_rank(plan, rank, known=known, traces=traces)
             return
         if self._executor is None:
             fork = multiprocessing.get_context("fork")
@@ -414,11 +428,47 @@ class _Processes:
             self._others = {process.pid for process in multiprocessing.active_children()}
             one_thread = {"initializer": torch.set_num_threads, "initargs": (1,)}
             self._executor = ProcessPoolExecutor(self._count, fork, **one_thread)
-        size = -(-len(ranks) // (self._count * _PARTS_PER_PROCESS))
-        parts = [ranks[start : start + size] for start in range(0, len(ranks), size)]
-        yield from chain.from_iterable(
-            self._executor.map(partial(rehearse_ranks, plan, traces=traces), parts)
-        )
+        progress = RehearsedCount(len(ranks), words)
+        job = partial(_rehearse_beside_others, plan, traces)
+        futures = [self._executor.submit(job, rank) for rank in ranks]
+        for place, future in enumerate(futures):
+            while not future.done():
+                progress.log(place + sum(later.done() for later in futures[place:]))
+                wait([future], PROGRESS_EVERY_S)
+            yield future.result()
+            # Which may be large.
+            futures[place] = Future()
+
+
+class RehearsedCount:
+    """Log how many ranks are done, and about how long the others take."""
+
+    def __init__(self, total: int, words: str) -> None:
+        """Begin with none of `total` ranks."""
+        self._total, self._words, self._start_s = total, words, time.monotonic()
+
+    def log(self, done: int) -> None:
+        """Log that `done` ranks are done: the others take as long as these, each."""
+        left = ""
+        if done:
+            left_s = (time.monotonic() - self._start_s) / done * (self._total - done)
+            left = f", about {left_s:.0f} s left"
+        PROGRESS.info(f"{done} of {self._total} {self._words}{left}")
+
+
+def _rehearse_beside_others(plan: Plan, traces: TraceFolder | None, rank: int) -> RankRehearsal:
+    """Rehearse a rank with what is known from the ranks before it in this process."""
+    plan, known = _of_this_process(plan)
+    return rehearse_rank(plan, rank, known=known, traces=traces)
+
+
+@lru_cache(maxsize=1)
+def _of_this_process(plan: Plan) -> tuple[Plan, KnownResults]:
+    """Return the first plan that is like this one, and the results of a process that rehearses it.
+
+    What is derived of a plan, such as its schedule, is kept for that one.
+    """
+    return plan, KnownResults()
 
 
 def _faults_of(rank: RankRehearsal) -> Iterator[_Found]:

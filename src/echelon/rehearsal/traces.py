@@ -153,9 +153,9 @@ class SteppedWork(WorkCounter):
         super().__init__()
         self._step = step
 
-    def ran(self, task: str, kernel: KernelWork | None) -> None:
+    def ran(self, task: str, kernel: KernelWork | None, times: int = 1) -> None:
         """Count a kernel."""
-        super().ran(task, kernel)
+        super().ran(task, kernel, times)
         if kernel is not None:
             self._step.items.append(Kernel(kernel.name, kernel.num_bytes, kernel.flops))
 

@@ -87,14 +87,14 @@ class Work:
     bytes_by_name: Counter[str] = field(default_factory=Counter[str])
     each: Counter[KernelWork] = field(default_factory=Counter[KernelWork])
 
-    def add(self, one: KernelWork) -> None:
-        """Add a kernel."""
-        self.kernels += 1
-        self.bytes += one.num_bytes
-        self.flops += one.flops
-        self.by_name[one.name] += 1
-        self.bytes_by_name[one.name] += one.num_bytes
-        self.each[one] += 1
+    def add(self, kernel: KernelWork, times: int = 1) -> None:
+        """Add a kernel, launched `times` times."""
+        self.kernels += times
+        self.bytes += times * kernel.num_bytes
+        self.flops += times * kernel.flops
+        self.by_name[kernel.name] += times
+        self.bytes_by_name[kernel.name] += times * kernel.num_bytes
+        self.each[kernel] += times
 
     def minus(self, other: Work) -> Work:
         """Return what this does beyond another."""
@@ -225,13 +225,13 @@ class WorkCounter:
         """Begin with none."""
         self.by_task: dict[str, Work] = {}
 
-    def ran(self, task: str, kernel: KernelWork | None) -> None:
-        """Count a kernel."""
+    def ran(self, task: str, kernel: KernelWork | None, times: int = 1) -> None:
+        """Count a kernel, launched `times` times."""
         if kernel is not None:
             work = self.by_task.get(task)
             if work is None:
                 work = self.by_task[task] = Work()
-            work.add(kernel)
+            work.add(kernel, times)
 
 
 def tensors_in(tree: Any) -> Iterable[torch.Tensor]:

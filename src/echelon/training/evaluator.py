@@ -43,8 +43,8 @@ class CheckpointLoss:
     loss: float
 
 
-class _NoObserver:
-    """Watch nothing: what is found is returned."""
+class NoObserver:
+    """Watch nothing: results are returned."""
 
     sink: EventSink = NoEvents()
 
@@ -96,7 +96,7 @@ class CheckpointEvaluator:
             progress=RankProgress(),
         )
         alone = replace(task, job=replace(task.job, plan=plan))
-        self._loop = TrainLoop(context, alone, _NoObserver())
+        self._loop = TrainLoop(context, alone, NoObserver())
         tokenizer = self._loop.identity.tokenizer_hash
         self._identity = RunIdentity.from_plan(task.job.plan, tokenizer)
         self._folder = Path(task.run_dir) / CHECKPOINTS

@@ -97,13 +97,13 @@ class TrainLoop:
         clock = clock_of(context.device)
         recorder = Recorder(context.rank, observer.sink, context.progress, clock)
         self.engine = make_engine(plan, recorder, context.device, pieces=context.pieces)
-        self.engine.tokens_of_step = self._tokens
+        self.engine.tokens_of_step = self.num_tokens
         self.exchange = self.engine.groups.everyone
         self.checkpoints = RunCheckpoints(
             job, Path(task.run_dir), self.engine, self.identity, self.data_hash
         )
         self.feed = BatchFeed(
-            self._load,
+            self.load,
             context.device,
             make_copy_streams(context.device),
             num_steps=job.train.steps,
@@ -218,19 +218,28 @@ class TrainLoop:
         held = self.engine.masters().items()
         return {name: shards for name, shards in held if name in found.sources}
 
-    def _load(self, step: int) -> list[TokenBatch]:
-        recorder, seed = self.engine.groups.recorder, self.job.plan.mathematics.seed
+    def load(self, step: int) -> list[TokenBatch]:
+        """Read this rank's microbatches of a step into the memory of the host."""
+        recorder = self.engine.groups.recorder
         start = recorder.now()
-        end = self.job.data.epoch_end
-        batch = training_batch(self.training, self.layout, seed=seed, step=step, epoch_end=end)
-        batches = self._batches(batch, step=step)
+        batches = self._batches(self._global_batch(step), step=step)
         recorder.record("load", "batch", start=start)
         return batches
 
-    def _tokens(self, step: int) -> int:
+    def load_validation(self, number: int) -> list[TokenBatch]:
+        """Read this rank's microbatches of a batch of validation."""
+        return self._batches(self._validation_batch(number), step=0, train=False)
+
+    def num_tokens(self, step: int) -> int:
         """Return the counted tokens of the global batch of a step, which no rank is asked for."""
-        seed = self.job.plan.mathematics.seed
-        return training_batch(self.training, self.layout, seed=seed, step=step).num_valid
+        return self._global_batch(step).num_valid
+
+    def _global_batch(self, step: int) -> GlobalBatch:
+        seed, end = self.job.plan.mathematics.seed, self.job.data.epoch_end
+        return training_batch(self.training, self.layout, seed=seed, step=step, epoch_end=end)
+
+    def _validation_batch(self, number: int) -> GlobalBatch:
+        return validation_batch(self.validation, self.layout, batch=number)
 
     def _batches(self, batch: GlobalBatch, *, step: int, train: bool = True) -> list[TokenBatch]:
         """Return this rank's part of a global batch, in the memory of the host."""
@@ -256,7 +265,7 @@ class TrainLoop:
         wanted = self.job.train.validation_batches
         total = tokens = 0.0
         for index in range(min(wanted, num_validation_batches(self.validation, self.layout))):
-            batch = validation_batch(self.validation, self.layout, batch=index)
+            batch = self._validation_batch(index)
             batches = self._batches(batch, step=step, train=False)
             loss = self.engine.evaluate([one.to(self.context.device) for one in batches])
             total, tokens = total + loss * batch.num_valid, tokens + batch.num_valid

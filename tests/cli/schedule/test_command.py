@@ -90,6 +90,53 @@ def test_a_wrong_schedule_exits_1_with_its_cell(
     assert f"set by: {file}, row " in output.err
 
 
+SPLIT = (
+    "F0.0 F0.1 B0.0 W0.0 B0.1 W0.1",
+    "F1.0 B1.0 F1.1 B1.1 W1.0 W1.1",
+)
+"""Both stages split their backward."""
+
+
+@pytest.mark.parametrize(
+    ("rows", "rule", "text"),
+    [
+        ((SPLIT[0].replace(" W0.1", ""), SPLIT[1]), "schedule-covers-once", "W is missing"),
+        (
+            (SPLIT[0].replace(" W0.0", "").replace(" W0.1", ""), SPLIT[1]),
+            "schedule-covers-once",
+            "stage 0, microbatch 0: W is missing",
+        ),
+        (("F0.0 F0.1 B0.0 B0.1", "F1.0 B1.0 F1.1 B1.1"), "schedule-covers-once", "W is missing"),
+        ((f"{SPLIT[0]} W0.1", SPLIT[1]), "schedule-covers-once", "W0.1 stands 2 times"),
+        (
+            ("F0.0 F0.1 W0.0 B0.0 B0.1 W0.1", SPLIT[1]),
+            "schedule-keeps-order",
+            "needs B0.0, which stands at",
+        ),
+        (
+            (SPLIT[0].replace("W0.1", "W1.1"), SPLIT[1]),
+            "schedule-covers-once",
+            "W1.1, but stage 1 is on rank 1",
+        ),
+        (
+            (SPLIT[0].replace("B0.1 W0.1", "BW0.1 W0.1"), SPLIT[1]),
+            "schedule-covers-once",
+            "BW stands beside W",
+        ),
+    ],
+)
+def test_a_split_backward_needs_each_weight_gradient_once(
+    rows: tuple[str, ...], rule: str, text: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text("".join(f"{', '.join(row.split())}\n" for row in SPLIT))
+    assert main(["schedule", "check", str(file)]) == 0
+    file.write_text("".join(f"{', '.join(row.split())}\n" for row in rows))
+    assert main(["schedule", "check", str(file)]) == 1
+    said = capsys.readouterr().err
+    assert f"error[{rule}]" in said
+    assert text in said
+
+
 def test_a_limit_per_rank(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schedule", "check", str(file), "--most-in-flight", "2,1"]) == 1
     error = capsys.readouterr().err

@@ -23,7 +23,7 @@ AREAS = {
     "Checkpoints and files of other tools": (2, 10, 72, 75, 76, 77, 82, 83),
     "Cost and the planner": (24, 25, 27, 32, 33, 34, 37, 42, 52, 88, 90, 91),
     "Proof": (29, 30, 95),
-    "Rehearsal and telemetry": (35, 43, 73, 86, 105),
+    "Rehearsal and telemetry": (35, 43, 73, 86, 105, 106),
     "Pages, figures and lessons": (59, 60, 61, 62, 63, 64, 89, 100),
 }
 """Numbers of the decisions of each area."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from echelon.page.documents.proof import proof_page
+from echelon.page.documents.proof import claims_sections, proof_page
 from echelon.planner.view.document import HeatFigure
 
 DIAGNOSIS = {
@@ -60,6 +60,7 @@ def proof(*, holds: bool, error: float | str = 3e-16) -> dict[str, Any]:
         ],
         "independent": None,
         "whole_run": None,
+        "data": None,
     }
 
 
@@ -83,6 +84,14 @@ def test_a_proof_that_holds_says_so_and_lists_its_claims() -> None:
         "worst": "layers.0.attention.q.weight",
         "holds": "yes",
     }
+
+
+def test_data_that_are_not_here_have_a_note_and_no_table() -> None:
+    absent = {"precision": "tokens", "claims": [], "diagnosis": None, "note": "data not found"}
+    section = [*claims_sections({**proof(holds=True), "data": absent})][-1]
+    assert section.id == "proof-data"
+    assert section.table is None
+    assert section.notes == ("data not found",)
 
 
 def test_the_first_wrong_tensor_is_dark_on_its_ranks_alone() -> None:

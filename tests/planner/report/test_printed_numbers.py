@@ -247,10 +247,16 @@ def _stale_memory(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(memory, "binary_bytes", lambda size: right(1.1 * size))
 
 
+def _stale_schedule(patch: pytest.MonkeyPatch) -> None:
+    right = page.stage_durations
+    patch.setattr(page, "stage_durations", lambda *given: right(*given).without_transfers())
+
+
 PAGES = {
-    "an older estimate": (_stale_estimate, "estimate.step_s"),
-    "older bytes": (_stale_bytes, "sent_bytes_by_axis.dp"),
-    "older memory": (_stale_memory, "held.parameters"),
+    "an older estimate": (_stale_estimate, "estimate.step_s", "dense"),
+    "older bytes": (_stale_bytes, "sent_bytes_by_axis.dp", "dense"),
+    "older memory": (_stale_memory, "held.parameters", "dense"),
+    "an older schedule": (_stale_schedule, "pipeline.timing.makespan_s", "zb-h1"),
 }
 
 
@@ -261,10 +267,10 @@ def test_a_stale_number_of_a_page_ends_the_plan(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    plant, path = PAGES[mistake]
+    plant, path, name = PAGES[mistake]
     plant(monkeypatch)
     file = tmp_path / "plan.html"
-    flags = [word for one in PLANS["dense"] for word in ("--set", one)]
+    flags = [word for one in PLANS[name] for word in ("--set", one)]
     assert main(["plan", "nano", *flags, "--out", str(file)]) == 1
     said = " ".join(capsys.readouterr().err.split())
     assert "error[plan-numbers-agree]" in said

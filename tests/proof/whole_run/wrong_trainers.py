@@ -86,12 +86,12 @@ def resumed_scales_look_back_on_nothing(patch: pytest.MonkeyPatch) -> None:
 @planted(whole_run.train)
 def resumed_run_reads_the_first_samples_again(patch: pytest.MonkeyPatch) -> None:
     """Resume with the samples of step 0."""
-    load = TrainLoop._load
+    load = TrainLoop.load
 
     def from_the_start(self: TrainLoop, step: int) -> Any:
         return load(self, step - 1 if self.task.resume is not None else step)
 
-    patch.setattr(TrainLoop, "_load", from_the_start)
+    patch.setattr(TrainLoop, "load", from_the_start)
 
 
 @planted(whole_run.read_back)

@@ -25,8 +25,9 @@ from echelon.core.plan import Plan
 from echelon.core.version import source_hash
 from echelon.launch.local.supervisor import RankPool
 from echelon.proof.shrink import shrink
-from echelon.rehearsal.rank import rehearse_ranks
+from echelon.rehearsal.rank import rehearse_rank
 from echelon.rehearsal.run import on_nccl
+from echelon.rehearsal.shapes import KnownResults
 from tests.rehearsal.engine_targets import Issued, issued_in_rehearsal, issued_on_gloo
 from tests.walks.matrix.cases import MAX_WORLD
 from tests.walks.matrix.walk import append_line, lines_of
@@ -67,7 +68,8 @@ def compare(plan: Plan, pool: RankPool) -> tuple[int, str]:
     """Return how many operations were compared, and the first difference, "" without any."""
     ranks = range(plan.mesh.world_size)
     executed = pool.run(issued_on_gloo, {"plan": plan.to_json()}, len(ranks))
-    rehearsed = rehearse_ranks(on_nccl(plan), ranks)
+    known = KnownResults()
+    rehearsed = [rehearse_rank(on_nccl(plan), rank, known=known) for rank in ranks]
     count = 0
     for rank, (theirs, found) in enumerate(zip(executed, rehearsed, strict=True)):
         ours = issued_in_rehearsal(found)

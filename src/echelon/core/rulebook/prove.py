@@ -446,6 +446,19 @@ PROVE_TRAINER_IMPORT = Rule(
     fixed='query = halves(stored["attention.wq"])',
 )
 
+PROVE_DATA = Rule(
+    id="prove-data",
+    why="""
+    A run trains on what its `[data]` says: each document in its place, answers of chats and nothing
+    else where only they count, no held-out token in training, sources in their shares, phases of a
+    mixture from their step on. The proof reads the first megabyte of each source once more, from
+    its records, by code that shares nothing with the trainer. It compares the rows of some steps
+    and of validation.
+    """,
+    bad="labels = where(answers[:-1], tokens[1:], -100)    # the mask of the token before",
+    fixed="labels = where(answers[1:], tokens[1:], -100)",
+)
+
 
 RACES_AREA = Area("races")
 """A proof with late completion: who may use memory when."""
@@ -479,7 +492,9 @@ PROVE_IN_FLIGHT = Rule(
     why="""
     What an operation reads stays as it is, and what it fills is nobody else's, until it has been
     awaited. A buffer that is reused too early sends the next thing in the place of this one, or
-    both in part.
+    both in part. Kernels, copies, communicators and threads of files are streams: two accesses of
+    the same bytes need an event or a wait that orders them, which CPU ranks never miss. A vector
+    clock of each stream finds the pair.
     """,
     bad="pending = group.send(x, 1, name=name, tag=0); x.mul_(2); pending.wait()",
     fixed="pending = group.send(x, 1, name=name, tag=0); pending.wait(); x.mul_(2)",

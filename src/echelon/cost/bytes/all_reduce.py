@@ -210,11 +210,22 @@ def sums_sent(
     return sum(map(sum, tiers)), sum(far for _, far in tiers)
 
 
+def ring_sent(plan: Plan, ranks: tuple[int, ...], rank: int, payload: int) -> tuple[int, int]:
+    """Bytes that `rank` sends in an all-reduce of the backend, and how many of them go far."""
+    group = replace(sum_group(plan, ranks, rank), algorithm=BACKEND)
+    near, far = group.bytes_by_tier(payload, 1)
+    return near + far, far
+
+
+def num_elsewhere(plan: Plan, ranks: Iterable[int], rank: int) -> int:
+    """Number of `ranks` on other nodes than the node of `rank`."""
+    node = plan.cluster.devices_per_node
+    return sum(other // node != rank // node for other in ranks)
+
+
 def pairs_sent(plan: Plan, ranks: tuple[int, ...], rank: int, piece: int) -> tuple[int, int]:
     """Return what `rank` sends where each hands `piece` bytes to all others, and how much far."""
-    node = plan.cluster.devices_per_node
-    beyond = sum(other // node != rank // node for other in ranks)
-    return (len(ranks) - 1) * piece, beyond * piece
+    return (len(ranks) - 1) * piece, num_elsewhere(plan, ranks, rank) * piece
 
 
 def _chunk(count: int, index: int, chunks: int) -> int:

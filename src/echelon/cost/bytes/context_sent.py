@@ -20,11 +20,12 @@ mask hides is not handed on (`layout/ring_transfers.py`), so the places of a rin
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
+from echelon.cost.bytes.all_reduce import num_elsewhere
 from echelon.cost.bytes.terms import (
     WIDE_BYTES,
     SentTerm,
@@ -34,7 +35,13 @@ from echelon.cost.bytes.terms import (
     pass_terms,
     reduce_scatter_bytes,
 )
-from echelon.layout.ring_transfers import RingTransfers, direct_transfers, num_rows, ring_transfers
+from echelon.layout.ring_transfers import (
+    RingTransfers,
+    RowTransfer,
+    direct_transfers,
+    num_rows,
+    ring_transfers,
+)
 from echelon.layout.stage import RankPart, StagePart, plan_of_layer
 
 
@@ -69,14 +76,19 @@ def kv_row_elements(plan: Plan) -> int:
     return 2 * plan.layout.microbatch_sequences * heads * model.head_dim
 
 
-def context_bytes(plan: Plan, part: RankPart, cp_rank: int) -> Iterator[SentTerm]:
-    """Yield the terms of the axis "cp" for a context rank of these stages."""
+def context_bytes(
+    plan: Plan, part: RankPart, cp_rank: int, ranks: tuple[int, ...] = ()
+) -> Iterator[SentTerm]:
+    """Yield the terms of the axis "cp" for a context rank of these stages.
+
+    `ranks` are the ranks of its context group; without them no term says what leaves the node.
+    """
     if plan.mesh.cp == 1:
         return
     redoes = partial(plan.layout.recompute.redoes, "attention")
     blocks = sum(one.microbatches * len(one.blocks) for one in part.stages)
     again = sum(one.microbatches * sum(map(redoes, one.blocks)) for one in part.stages)
-    yield from _ulysses(plan, blocks, again)
+    yield from _ulysses(plan, blocks, again, (cp_rank, ranks))
     if plan.placement.ring_degree == 1:
         return
     kinds = plan.model.first_of_kinds
@@ -92,8 +104,7 @@ def context_bytes(plan: Plan, part: RankPart, cp_rank: int) -> Iterator[SentTerm
         )
         if counts[0]:
             of_kind = f" of {kind} blocks" if len(kinds) > 1 else ""
-            place = plan.placement.ring_place(cp_rank)
-            yield from _ring(plan_of_layer(plan, first), counts, place, of_kind)
+            yield from _ring(plan_of_layer(plan, first), counts, (cp_rank, ranks), of_kind)
 
 
 def block_bytes(plan: Plan, cp_rank: int) -> tuple[int, int]:
@@ -105,7 +116,11 @@ def block_bytes(plan: Plan, cp_rank: int) -> tuple[int, int]:
     return forward, sum(term.each for term in terms) - forward
 
 
-def _ulysses(plan: Plan, blocks: int, again: int) -> Iterator[SentTerm]:
+_Where = tuple[int, tuple[int, ...]]
+"""A context rank, and the ranks of its group (empty if unknown)."""
+
+
+def _ulysses(plan: Plan, blocks: int, again: int, where: _Where) -> Iterator[SentTerm]:
     degree, size = plan.layout.context.ulysses_degree, element_bytes(plan)
     model, tp = plan.model, plan.mesh.tp
     if degree == 1:
@@ -113,41 +128,58 @@ def _ulysses(plan: Plan, blocks: int, again: int) -> Iterator[SentTerm]:
     heads, kv_heads = model.heads // tp, model.kv_heads // tp
     kv_heads *= kv_copies(heads, kv_heads, degree)
     token = model.head_dim * size * plan.local_tokens
-    each = all_to_all_bytes((heads + 2 * kv_heads) * token, degree)
-    each += all_to_all_bytes(heads * token, degree)
+    payloads = (heads + 2 * kv_heads) * token, heads * token
+    each, far = sum(all_to_all_bytes(payload, degree) for payload in payloads), None
+    cp_rank, ranks = where
+    if ranks:
+        first = cp_rank // degree * degree
+        beyond = num_elsewhere(plan, ranks[first : first + degree], ranks[cp_rank])
+        far = beyond * sum(payload // degree for payload in payloads)
     yield from pass_terms(
         Axis.CP,
         "heads for positions",
         "Jacobs et al., DeepSpeed-Ulysses, 2023, section 3.2",
         counts=(blocks, again),
-        each=(each, each),
+        each=((each, far), (each, far)),
         formulas=("(u-1)/u B T/c (2 H + 2 K') h s",) * 2,
     )
 
 
-def _ring(plan: Plan, counts: tuple[int, int], place: int, of_kind: str) -> Iterator[SentTerm]:
+def _ring(plan: Plan, counts: tuple[int, int], where: _Where, of_kind: str) -> Iterator[SentTerm]:
     """Yield what blocks of one kind of attention send: `counts` in all, and made again."""
     elements, size = kv_row_elements(plan), element_bytes(plan)
-    wide = max(size, WIDE_BYTES)
+    wide, (cp_rank, ranks) = max(size, WIDE_BYTES), where
+    u, place = plan.layout.context.ulysses_degree, plan.placement.ring_place(cp_rank)
+    ring = ranks[cp_rank % u :: u]
+    far: tuple[int | None, int | None] = (None, None)
     if gathers_whole(plan):
         degree = plan.placement.ring_degree
         piece = plan.mathematics.sequence_length // degree * elements
         keys = all_gather_bytes(piece * size, degree)
         gradients = reduce_scatter_bytes(piece * wide, degree)
+        if ranks:
+            beyond = num_elsewhere(plan, ring, ring[place])
+            far = beyond * piece * size, beyond * piece * wide
         formula, source = "(n-1) T/n rows", "Grattafiori et al., Llama 3, 2024, section 3.3.2"
     else:
         routes = ring_transfers_from_plan(plan)
-        sent = [transfer.rows for transfer in routes.keys if transfer.source == place]
-        back = [transfer.rows for transfer in routes.gradients if transfer.source == place]
-        keys = sum(map(num_rows, sent)) * elements * size
-        gradients = sum(map(num_rows, back)) * elements * wide
+        sent = [transfer for transfer in routes.keys if transfer.source == place]
+        back = [transfer for transfer in routes.gradients if transfer.source == place]
+        keys, gradients = (_rows(moved) * elements for moved in (sent, back))
+        keys, gradients = keys * size, gradients * wide
+        if ranks:
+            leaving, going_back = (
+                _rows([t for t in moved if num_elsewhere(plan, (ring[t.target],), ring[place])])
+                for moved in (sent, back)
+            )
+            far = leaving * elements * size, going_back * elements * wide
         formula, source = "rows handed on", "Liu et al., Ring Attention, 2023, section 3"
     yield from pass_terms(
         Axis.CP,
         f"keys and values{of_kind}",
         source,
         counts=counts,
-        each=(keys, keys),
+        each=((keys, far[0]), (keys, far[0])),
         formulas=(f"{formula} x s",) * 2,
     )
     yield SentTerm(
@@ -155,6 +187,11 @@ def _ring(plan: Plan, counts: tuple[int, int], place: int, of_kind: str) -> Iter
         name=f"their gradients{of_kind}",
         count=counts[0],
         each=gradients,
+        far=far[1],
         formula=f"{formula} x w",
         source=source,
     )
+
+
+def _rows(transfers: Iterable[RowTransfer]) -> int:
+    return sum(num_rows(transfer.rows) for transfer in transfers)

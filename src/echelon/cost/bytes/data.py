@@ -17,18 +17,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.choices.collective_algorithms import COLLECTIVE_ALGORITHMS
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.cost.bytes.all_reduce import pairs_sent, slices_sent, sum_group, sums_sent
+from echelon.cost.bytes.all_reduce import pairs_sent, ring_sent, slices_sent, sum_group, sums_sent
 from echelon.cost.bytes.quantised import (
     gathered_element_bytes,
     gathered_piece_bytes,
     largest_number_bytes,
     quantised_sum_terms,
 )
-from echelon.cost.bytes.terms import SentTerm, all_gather_bytes, all_reduce_bytes
+from echelon.cost.bytes.terms import SentTerm, all_gather_bytes
 from echelon.layout.buckets import (
     BucketPlan,
     accumulates_slices,
-    shard_degree,
     slice_elements,
     zero_stage,
 )
@@ -105,7 +104,7 @@ def data_bytes(
             # What is frozen is gathered where it is cut alone.
             moving = [bucket for bucket in alike if bucket.sliced or not bucket.frozen]
             terms += _gathered(plan, part, moving, rank)
-            terms.append(_largest_of_squares(plan, alike, expert))
+            terms.append(_largest_of_squares(plan, alike, expert, rank))
             terms.append(_replicas(plan, trained, rank))
     return (*terms, count)
 
@@ -222,14 +221,17 @@ def _gathered(plan: Plan, part: RankPart, buckets: Buckets, rank: int) -> Iterat
         yield from _in_nodes(plan, f"{what} backward", near, backward)
 
 
-def _largest_of_squares(plan: Plan, buckets: Buckets, expert: bool) -> SentTerm:
+def _largest_of_squares(plan: Plan, buckets: Buckets, expert: bool, rank: int) -> SentTerm:
     """Return the exchange of the largest numbers of squares, of which scales are made."""
     size = largest_number_bytes(plan.mathematics.precision)
     squares = sum(bucket.fp8_squares for bucket in buckets)
+    ranks = shard_ranks(plan, rank, expert=expert)
+    each, far = ring_sent(plan, ranks, rank, squares * size)
     return SentTerm(
         axis=EXPERT_SHARD_AXIS if expert else Axis.DP_SHARD.value,
         name="largest numbers of squares",
-        each=all_reduce_bytes(squares * size, shard_degree(plan, expert=expert)),
+        each=each,
+        far=far,
         formula="2 (n-1)/n x squares x s",
         source="Patarasuk and Yuan, 2009; PyTorch's torchao makes scales of FSDP2's slices so",
     )

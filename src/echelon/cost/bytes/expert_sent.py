@@ -42,22 +42,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
-from echelon.cost.bytes.all_reduce import slices_sent, sums_sent
+from echelon.cost.bytes.all_reduce import (
+    num_elsewhere,
+    pairs_sent,
+    ring_sent,
+    slices_sent,
+    sums_sent,
+)
 from echelon.cost.bytes.data import STAGE_AXIS
 from echelon.cost.bytes.terms import (
     INDEX_BYTES,
     WIDE_BYTES,
     SentBytes,
     SentTerm,
-    all_gather_bytes,
-    all_reduce_bytes,
     all_to_all_bytes,
     element_bytes,
     pass_terms,
 )
+from echelon.layout.data_groups import mirror_ranks
 from echelon.layout.expert_load import (
     BlockPass,
     ExpertLoad,
@@ -71,6 +77,7 @@ from echelon.layout.expert_load import (
     num_nodes,
     padded_slots,
 )
+from echelon.layout.muon import STAGE_AXES
 from echelon.layout.stage import RankPart
 
 SEQUENCE_AXIS = "sequence"
@@ -90,10 +97,10 @@ def expert_bytes(
     """Yield what a rank sends for its experts; `load` is how its expert group was routed."""
     if plan.model.experts is None or not any(expert_blocks(plan, one) for one in part.stages):
         return
-    yield from dispatch_bytes(plan, part, load)
+    yield from dispatch_bytes(plan, part, load, rank)
     yield from tensor_expert_bytes(plan, part, rank)
-    yield from sequence_bytes(plan, part)
-    yield from routing_bytes(plan, part)
+    yield from sequence_bytes(plan, part, rank)
+    yield from routing_bytes(plan, part, rank)
 
 
 def tensor_expert_bytes(plan: Plan, part: RankPart, rank: int) -> Iterator[SentTerm]:
@@ -131,17 +138,23 @@ def _passes(
     return pass_terms(Axis.TP, name, _PIECES, counts=counts, each=sent, formulas=formulas)
 
 
-def sequence_bytes(plan: Plan, part: RankPart) -> Iterator[SentTerm]:
+def sequence_bytes(plan: Plan, part: RankPart, rank: int) -> Iterator[SentTerm]:
     """Yield the terms of the axis "sequence": what is counted, or decided, by sequence."""
     experts, balance = experts_of(plan), plan.mathematics.balance
-    degree = plan.mesh.degree(Axis.CP, Axis.TP)
+    ranks = plan.mesh.group(rank, Axis.CP, Axis.TP)
     count = sum(expert_passes(plan, part))
-    if degree == 1:
+    if len(ranks) == 1:
         return
 
-    def term(name: str, each: int, formula: str, source: str) -> SentTerm:
+    def term(name: str, sent: tuple[int, int], formula: str, source: str) -> SentTerm:
         return SentTerm(
-            axis=SEQUENCE_AXIS, name=name, count=count, each=each, formula=formula, source=source
+            axis=SEQUENCE_AXIS,
+            name=name,
+            count=count,
+            each=sent[0],
+            far=sent[1],
+            formula=formula,
+            source=source,
         )
 
     if balance.counts_first:
@@ -149,27 +162,29 @@ def sequence_bytes(plan: Plan, part: RankPart) -> Iterator[SentTerm]:
         scopes = plan.layout.microbatch_sequences if by_sequence else 1
         payload = scopes * experts.num_experts * INDEX_BYTES
         formula = f"2 (n-1)/n {'B E' if by_sequence else 'E'} 8"
-        yield term("counts of sequences", all_reduce_bytes(payload, degree), formula, _BALANCE)
+        yield term("counts of sequences", ring_sent(plan, ranks, rank, payload), formula, _BALANCE)
     if balance.capacity_factor is not None:
         rows = plan.local_tokens // plan.mesh.tp
-        choices = all_gather_bytes(rows * (1 + experts.top_k) * INDEX_BYTES, degree)
+        choices = pairs_sent(plan, ranks, rank, rows * (1 + experts.top_k) * INDEX_BYTES)
         yield term("choices of sequences", choices, "(n-1) N/tp (1 + k) 8", _DISPATCH)
         if balance.drop == "score":
-            gates = all_gather_bytes(rows * experts.top_k * gate_bytes(plan), degree)
+            gates = pairs_sent(plan, ranks, rank, rows * experts.top_k * gate_bytes(plan))
             yield term("gates of sequences", gates, "(n-1) N/tp k g", _DISPATCH)
 
 
-def routing_bytes(plan: Plan, part: RankPart) -> Iterator[SentTerm]:
+def routing_bytes(plan: Plan, part: RankPart, rank: int) -> Iterator[SentTerm]:
     """Yield what a stage adds up once per step: how each layer routed the whole global batch."""
     layers = len({block for one in part.stages for block in expert_blocks(plan, one)})
     payload = layers * (2 * experts_of(plan).num_experts + 3) * INDEX_BYTES
-    degree = plan.mesh.world_size // plan.mesh.pp
-    groups = [(STAGE_AXIS, degree), (Axis.PP.value, 2 if part.mirrored else 1)]
-    for axis, size in groups:
+    pair = mirror_ranks(plan, rank) if part.mirrored else (rank,)
+    groups = [(STAGE_AXIS, plan.mesh.group(rank, *STAGE_AXES)), (Axis.PP.value, pair)]
+    for axis, ranks in groups:
+        each, far = ring_sent(plan, ranks, rank, payload)
         yield SentTerm(
             axis=axis,
             name=ROUTING_TERM,
-            each=all_reduce_bytes(payload, size),
+            each=each,
+            far=far,
             formula="2 (n-1)/n layers (2 E + 3) 8",
             source=_BALANCE,
         )
@@ -185,28 +200,46 @@ _GSHARD = "Lepikhin et al., GShard, 2020, section 2.2"
 _TWO_HOPS = "DeepSeek-V3, 2024, section 3.2.2"
 
 
-def dispatch_bytes(plan: Plan, part: RankPart, load: ExpertLoad | None) -> Iterator[SentTerm]:
-    """Yield what a rank sends of tokens; `load` is how its expert group was routed."""
+def dispatch_bytes(
+    plan: Plan, part: RankPart, load: ExpertLoad | None, rank: int | None = None
+) -> Iterator[SentTerm]:
+    """Yield what a rank sends of tokens; `load` is how its expert group was routed.
+
+    Without `rank` no term of one hop says what leaves the node.
+    """
     if plan.mesh.ep == 1:
         return
     layout = plan.layout.experts
     if layout.padded:
-        yield from padded_dispatch_bytes(plan, part)
+        yield from padded_dispatch_bytes(plan, part, rank)
     elif layout.dispatch == "two-hop":
         yield from two_hop_dispatch_bytes(plan, part, load)
     else:
-        yield from flat_dispatch_bytes(plan, part, load)
+        yield from flat_dispatch_bytes(plan, part, load, rank)
 
 
-def flat_dispatch_bytes(plan: Plan, part: RankPart, load: ExpertLoad | None) -> Iterator[SentTerm]:
+def _expert_share_elsewhere(plan: Plan, rank: int | None) -> Fraction | None:
+    """Share of the other ranks of an expert group that are on other nodes."""
+    if rank is None:
+        return None
+    mesh, ep = plan.mesh, plan.mesh.ep
+    fold = mesh.group(rank, *mesh.expert_fold(expert_tp=plan.layout.experts.expert_tp))
+    first = fold.index(rank) // ep * ep
+    return Fraction(num_elsewhere(plan, fold[first : first + ep], rank), ep - 1)
+
+
+def flat_dispatch_bytes(
+    plan: Plan, part: RankPart, load: ExpertLoad | None, rank: int | None
+) -> Iterator[SentTerm]:
     """Yield what is sent where each assignment goes straight to the rank of its expert."""
-    hop, ep = _HopTerms(plan, part, Axis.EP.value, _GSHARD), plan.mesh.ep
+    far, ep = _expert_share_elsewhere(plan, rank), plan.mesh.ep
+    hop = _HopTerms(plan, part, Axis.EP.value, _GSHARD, far=far)
     yield hop.counts(experts_of(plan).num_experts, ep)
     balanced = (balanced_rows(plan, ep), "S = R = (n-1)/n m k, balanced")
     yield from hop.transfers(load, balanced, lambda one, load: load.rows(one, part.expert_index))
 
 
-def padded_dispatch_bytes(plan: Plan, part: RankPart) -> Iterator[SentTerm]:
+def padded_dispatch_bytes(plan: Plan, part: RankPart, rank: int | None) -> Iterator[SentTerm]:
     """Yield what is sent where each rank has so many slots for each expert, whatever the routing.
 
     Exact without a record. There are no counts: all sizes are known.
@@ -214,7 +247,8 @@ def padded_dispatch_bytes(plan: Plan, part: RankPart) -> Iterator[SentTerm]:
     slots = experts_of(plan).num_experts * padded_slots(plan)
     leaving = all_to_all_bytes(slots, plan.mesh.ep) * plan.layout.experts.chunks
     sizes = (RowCounts(leaving=leaving, arriving=leaving), "S = R = (n-1)/n E slots")
-    yield from _HopTerms(plan, part, Axis.EP.value, _GSHARD).transfers(None, sizes)
+    far = _expert_share_elsewhere(plan, rank)
+    yield from _HopTerms(plan, part, Axis.EP.value, _GSHARD, far=far).transfers(None, sizes)
 
 
 def two_hop_dispatch_bytes(
@@ -222,7 +256,8 @@ def two_hop_dispatch_bytes(
 ) -> Iterator[SentTerm]:
     """Yield what is sent where a token crosses to each node that it reaches once."""
     experts, nodes, place = experts_of(plan), num_nodes(plan), part.expert_index
-    across = _HopTerms(plan, part, ACROSS_AXIS, _TWO_HOPS, gates_of_row=experts.top_k)
+    all_leave, none_leaves, gates = Fraction(1), Fraction(0), experts.top_k
+    across = _HopTerms(plan, part, ACROSS_AXIS, _TWO_HOPS, gates_of_row=gates, far=all_leave)
     yield across.counts(nodes, nodes)
     balanced = (balanced_pairs(plan, nodes), "pairs of a token and a node, balanced")
 
@@ -231,7 +266,8 @@ def two_hop_dispatch_bytes(
 
     yield from across.choices(load, balanced, pairs)
     yield from across.transfers(load, balanced, pairs)
-    within, ranks = _HopTerms(plan, part, WITHIN_AXIS, _TWO_HOPS), plan.mesh.ep // nodes
+    within = _HopTerms(plan, part, WITHIN_AXIS, _TWO_HOPS, far=none_leaves)
+    ranks = plan.mesh.ep // nodes
     yield within.counts(experts.num_experts // nodes, ranks)
     balanced = (balanced_rows(plan, ranks), "S = R = (n-1)/n m k, balanced")
     yield from within.transfers(
@@ -258,15 +294,24 @@ class _HopTerms:
     axis: str
     source: str
     gates_of_row: int = 1
+    far: Fraction | None = None
+    """Share of the other members that are on other nodes; rows are as many for each of them."""
+
+    def _far(self, each: int, load: ExpertLoad | None = None) -> int | None:
+        """Bytes of `each` that leave the node; None where a routing decides it."""
+        mixed = self.far is None or 0 < self.far < 1
+        return None if self.far is None or (load and mixed) else int(each * self.far)
 
     def counts(self, num_targets: int, degree: int) -> SentTerm:
         """Return the term of what each rank tells: how many rows go to each target."""
         chunks = self.plan.layout.experts.chunks
+        each = all_to_all_bytes(num_targets * INDEX_BYTES, degree)
         return SentTerm(
             axis=self.axis,
             name="counts of rows",
             count=sum(expert_passes(self.plan, self.part)) * chunks,
-            each=all_to_all_bytes(num_targets * INDEX_BYTES, degree),
+            each=each,
+            far=self._far(each),
             formula="(n-1)/n x targets x 8",
             source=self.source,
         )
@@ -316,11 +361,13 @@ class _HopTerms:
             found = block_passes(self.plan, self.part)
             count, formula = 1, f"{formula}, of the recorded routing"
             rounds = [rows_of(one, load) for one in found if not again or recomputes(one[0])]
+        each = sum(one.leaving * sizes[0] + one.arriving * sizes[1] for one in rounds)
         return SentTerm(
             axis=self.axis,
             name=name,
             count=count,
-            each=sum(one.leaving * sizes[0] + one.arriving * sizes[1] for one in rounds),
+            each=each,
+            far=self._far(each, load),
             formula=formula,
             source=self.source,
         )

@@ -223,6 +223,7 @@ def quantised_sum_terms(
                 name=name,
                 count=count,
                 each=times * slices,
+                far=times * slices if axis == axes[1] else 0,
                 formula=formula,
                 source="Wang et al., ZeRO++, 2023, section 3.3 (qgZ)",
             )

@@ -55,7 +55,7 @@ from echelon.core.choices.lora import LATENT_GROUPS, LINEAR_GROUPS
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.model_shape import LatentAttention, ModelShape
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.cost.bytes.all_reduce import pairs_sent, slices_sent, sums_sent
+from echelon.cost.bytes.all_reduce import pairs_sent, ring_sent, slices_sent, sums_sent
 from echelon.cost.bytes.context_sent import context_bytes
 from echelon.cost.bytes.data import (
     GATHERED,
@@ -69,7 +69,7 @@ from echelon.cost.bytes.expert_sent import expert_bytes
 from echelon.cost.bytes.local_sgd import mean_outer_bytes
 from echelon.cost.bytes.quantised import first_step, fp8_maxima_bytes, fp8_scale_bytes
 from echelon.cost.bytes.servers import server_bytes
-from echelon.cost.bytes.terms import WIDE_BYTES, SentTerm, all_reduce_bytes, pass_terms
+from echelon.cost.bytes.terms import WIDE_BYTES, SentTerm, pass_terms
 from echelon.layout.buckets import BucketPlan, plan_buckets
 from echelon.layout.expert_load import ExpertLoad
 from echelon.layout.islands import inner_plan, plan_and_rank
@@ -141,7 +141,7 @@ def _terms(
         *data_bytes(plan, part, buckets, rank),
         *tensor_bytes(plan, part, buckets, rank),
         *expert_bytes(plan, part, rank, load),
-        *context_bytes(plan, part, cp_rank),
+        *context_bytes(plan, part, cp_rank, plan.mesh.group(rank, Axis.CP)),
         *pipeline_bytes(plan, part, buckets, rank),
         *world_bytes(plan, rank),
     )
@@ -334,7 +334,9 @@ def pipeline_bytes(
 def world_bytes(plan: Plan, rank: int) -> tuple[SentTerm, ...]:
     """Return the terms of what all ranks tell one another at the end of a step."""
     row = STEP_ROW_BYTES + (ROUTING_ROW_BYTES if plan.model.experts is not None else 0)
-    each, far = pairs_sent(plan, tuple(range(plan.mesh.world_size)), rank, row)
+    world = tuple(range(plan.mesh.world_size))
+    each, far = pairs_sent(plan, world, rank, row)
+    maxima, far_maxima = ring_sent(plan, world, rank, fp8_maxima_bytes(plan))
     return (
         SentTerm(
             axis="world",
@@ -347,7 +349,8 @@ def world_bytes(plan: Plan, rank: int) -> tuple[SentTerm, ...]:
         SentTerm(
             axis="world",
             name=MAXIMA_TERM,
-            each=all_reduce_bytes(fp8_maxima_bytes(plan), plan.mesh.world_size),
+            each=maxima,
+            far=far_maxima,
             formula="2 (world-1)/world x 3 groups x max(4, s)",
             source="Transformer Engine, delayed scaling",
         ),

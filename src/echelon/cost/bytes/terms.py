@@ -27,7 +27,7 @@ WIDE_BYTES = 4
 """Bytes of a sum, statistic, score or scale, at least: these are computed in fp32 or wider."""
 
 
-SentBytes = int | tuple[int, int]
+SentBytes = int | tuple[int, int | None]
 """What is sent; or that, and how much of it to other nodes."""
 
 

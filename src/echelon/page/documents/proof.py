@@ -24,6 +24,7 @@ MOST_RANKS_SHOWN = 64  # ranks
 _BESIDE = {
     "independent": "the one process beside an independent implementation",
     "whole_run": "a whole run of the trainer beside one process",
+    "data": "the data of the run compared with its records",
 }
 """Passes that judge other code than the steps of the ranks."""
 
@@ -84,7 +85,7 @@ def claims_sections(proof: Mapping[str, Any]) -> Iterator[Section]:
                 id=f"proof-{name.replace('_', '-')}",
                 title=f"{head[0].upper()}{head[1:]}",
                 summary=head,
-                table=_by_precision([one]),
+                table=_by_precision([one]) if one["claims"] else None,
                 notes=(one["note"],) if one.get("note") else (),
             )
 
@@ -286,7 +287,7 @@ def _world_size(proof: Mapping[str, Any]) -> int:
 
 
 def _passes(proof: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    every = [*proof["passes"], proof.get("independent"), proof.get("whole_run")]
+    every = [*proof["passes"], *(proof.get(name) for name in _BESIDE)]
     return [one for one in every if one]
 
 

@@ -11,12 +11,12 @@ its other numbers (`require_agreement`): ProofFailed names each that differs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from math import isclose, prod
-from typing import Any
+from typing import Any, cast
 
 from echelon.core.errors import Problem, ProofFailed
 from echelon.core.rulebook.planner import PLAN_NUMBERS_AGREE
@@ -222,10 +222,10 @@ NUMBERS: tuple[PrintedNumber, ...] = tuple(
 def leaves(value: object, path: str = "") -> Iterator[tuple[str, object]]:
     """Yield the path of each leaf of a JSON value, and the leaf; empty ones have none."""
     if isinstance(value, Mapping):
-        for key, part in value.items():
-            yield from leaves(part, f"{path}.{key}" if path else str(key))
+        for key, part in cast("Mapping[str, object]", value).items():
+            yield from leaves(part, f"{path}.{key}" if path else key)
     elif isinstance(value, list):
-        for part in value:
+        for part in cast("list[object]", value):
             yield from leaves(part, f"{path}[]")
     else:
         yield path, value
@@ -461,21 +461,22 @@ def require_page(page: PageDocument, document: Mapping[str, Any]) -> None:
 
     `document` is of a run, or of a search, of which the page has the first plan.
     """
-    sections = {section.id: _words(section) for section in page.sections}
-    facts = {fact.value for fact in page.facts}
+    places: dict[str, Collection[str]] = {section.id: _cells(section) for section in page.sections}
+    places |= {f"{section.id}{SENTENCE}": section.summary for section in page.sections}
+    places |= {FACTS: {fact.value for fact in page.facts}, VERDICT: page.verdict}
     wrong = [
         PLAN_NUMBERS_AGREE.problem(f"{path} is {text}, and the page does not have it in {place}")
         for path, place, text in _shown(document)
-        if text not in (sections.get(place, ()) if place != FACTS else facts)
+        if text not in places.get(place, ())
     ]
     if wrong:
         raise ProofFailed(wrong)
 
 
-FACTS = "its facts"
+FACTS, VERDICT, SENTENCE = "its facts", "its verdict", ", in its sentence"
 
 
-def _words(section: Section) -> set[str]:
+def _cells(section: Section) -> set[str]:
     rows = () if section.table is None else section.table.rows
     return {str(cell) for row in rows for cell in row}
 
@@ -485,6 +486,7 @@ def _shown(doc: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     run = "plan" in doc
     at, one = ("estimate", doc["estimate"]) if run else _first_of_search(doc)
     yield f"{at}.step_s", FACTS, f"{one['step_s']:.4g} s"
+    yield f"{at}.step_s", VERDICT, f"a step takes {one['step_s']:.4g} s"
     yield f"{at}.tokens_per_s_per_device", FACTS, f"{one['tokens_per_s_per_device']:,.0f}"
     yield f"{at}.mfu", FACTS, f"{100 * one['mfu']:.1f} %"
     yield f"{at}.held_bytes", FACTS, binary_bytes(one["held_bytes"])
@@ -495,6 +497,12 @@ def _shown(doc: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     for name, value in one["seconds"].items():
         if value > 0:
             yield f"{at}.seconds.{name}", "step", f"{value:.4g}"
+    timing = doc["pipeline"]["timing"] if run else None
+    if timing is not None and doc["plan"]["layout"]["mesh"]["pp"] > 1:
+        seconds, idle = timing["makespan_s"], timing["bubble_fraction_with_transfers"]
+        place, name = f"schedule{SENTENCE}", "pipeline.timing"
+        yield f"{name}.makespan_s", place, f"{seconds:.4g} s from the first action to the last"
+        yield f"{name}.bubble_fraction_with_transfers", place, f"idle for {100 * idle:.1f} %"
     for row in doc["stages"] if run else ():
         place = f"stages[{row['pp_rank']}]"
         for term in row["held"]:

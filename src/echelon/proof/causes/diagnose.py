@@ -396,6 +396,7 @@ RACE_RULES: dict[RaceKind, Rule] = {
     RaceKind.NEVER_AWAITED: rules.PROVE_AWAITED,
     RaceKind.USED: rules.PROVE_AWAITED,
     RaceKind.CHANGED: rules.PROVE_IN_FLIGHT,
+    RaceKind.UNORDERED: rules.PROVE_IN_FLIGHT,
     RaceKind.FREED: rules.PROVE_FREED,
     RaceKind.USED_FREED: rules.PROVE_FREED,
     RaceKind.FREED_TWICE: rules.PROVE_FREED,

@@ -44,10 +44,16 @@ class ReadRow:
     documents: tuple[int, ...]
 
 
-def samples_of_step(seed: int, step: int, count: int, num_samples: int) -> list[int]:
-    """Return the samples of a step of `count` sequences."""
+def samples_of_step(
+    seed: int, step: int, count: int, num_samples: int, *, pad: bool = False
+) -> list[int]:
+    """Return the samples of a step of `count` sequences.
+
+    With `pad` an epoch is whole steps: its last one repeats the samples with which it began.
+    """
+    per_epoch = -(-num_samples // count) * count if pad else num_samples
     return [
-        _permuted(f"{seed}", number // num_samples, number % num_samples, num_samples)
+        _permuted(f"{seed}", number // per_epoch, number % per_epoch % num_samples, num_samples)
         for number in range(step * count, (step + 1) * count)
     ]
 

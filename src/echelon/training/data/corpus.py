@@ -9,6 +9,7 @@ options: another text is another folder, the same text is prepared once.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,16 @@ def prepared_data(
     return output
 
 
-def data_of_settings(data: DataSettings, runs_dir: str | Path) -> Path:
-    """Return the folder of what a run reads: prepared data, or a mixture, prepared where needed."""
-    options = DEFAULT_OPTIONS
+def data_of_settings(
+    data: DataSettings, runs_dir: str | Path, *, max_bytes: int | None = None
+) -> Path:
+    """Prepare the data of a run where needed, and return the folder: prepared data, or a mixture.
+
+    With `max_bytes` no more text of a source is prepared.
+    """
+    options = PrepareOptions(max_bytes=max_bytes)
     if data.train_on == "answers":
-        options = PrepareOptions(format="chat")
+        options = replace(options, format="chat")
     if not data.mixture:
         return prepared_data(data.source, data.tokenizer, runs_dir, options=options)
     names = sources_of(data.mixture)

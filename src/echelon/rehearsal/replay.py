@@ -1,0 +1,555 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Microbatches that are alike: a few are walked, and the others are written down again.
+
+Of the microbatches of a stage the first makes what stays, and the last sums gradients. All between
+do the same where no bucket is gathered or summed for each of them, and where they come in one order
+forward and backward. The engine walks the first three and the last. The second and the third must
+have asked for the same: the same operations, kernels and memory, in one order. Then this is written
+down again for each of the others, with memory of its own, and nothing is computed. Messages between
+stages are never replayed: the executor sends and receives those of each microbatch.
+
+A microbatch is closed: memory that its passes make ends in them, and the operations that they issue
+are awaited in them. Where that is not so, `NotAlike` is raised, and all are to be walked.
+A few tensors live on: what the executor is given, and what routers note of each microbatch. These
+are tensors in a replay, too. All other memory is a number in it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from itertools import accumulate, groupby
+from typing import Any, NamedTuple
+
+import torch
+
+from echelon.core.event import Event, EventList
+from echelon.parallel.expert.balance import Balancer, RoutingStatistics
+from echelon.parallel.pipeline import PipelineExecutor, StepState
+from echelon.rehearsal.memory import MemoryMeter
+from echelon.rehearsal.order import Entry, HostRead, Issue, Made, Wait
+from echelon.rehearsal.shapes import META, ShapesOnly
+from echelon.rehearsal.work import KernelWork, WorkCounter
+from echelon.schedule.action import Action, ActionKind
+from echelon.schedule.messages import ActionWithMessages
+
+WALKED_FIRST = 3
+"""Microbatches that are walked before any is replayed: the first one, and two that are alike."""
+
+
+class NotAlike(Exception):
+    """Raised where microbatches of a stage cannot stand for each other."""
+
+
+class MemoryChange(NamedTuple):
+    """Say that so many bytes of a term are there more or less, and which storage begins or ends."""
+
+    term: str
+    num_bytes: int
+    kind: str = ""
+    """MADE, ENDED, NOTED (statistics of a router are kept), or "" of any other change."""
+    storage: int | str = 0
+    """Its address; in a recording its number, or the role of a tensor that lives on; if NOTED, the
+    place of the statistics."""
+
+
+MADE, ENDED, NOTED = "made", "ended", "noted"
+INPUT, OUTPUT = "input", "output"
+INPUT_GRADIENT, OUTPUT_GRADIENT = "gradient of the input", "gradient of the output"
+"""Roles of tensors that the executor has."""
+
+Group = tuple[int, str]
+"""Microbatches that are alike: their stage, and the kinds of their actions."""
+
+
+class RecordedMemory(MemoryMeter):
+    """A meter that also writes the changes of a pass into `changes`, while there is such a list."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        super().__init__()
+        self.changes: list[MemoryChange] | None = None
+
+    def made(self, tensor: torch.Tensor) -> None:
+        """Count the storage of a tensor, if it is new."""
+        key = _address(tensor)
+        is_new = key not in self._living
+        super().made(tensor)
+        if is_new:
+            self._name_last(MADE, key)
+
+    def changed(self, term: str, num_bytes: int) -> None:
+        """Count bytes that were counted in another microbatch."""
+        self._add(term, num_bytes)
+
+    def _add(self, term: str, num_bytes: int) -> None:
+        super()._add(term, num_bytes)
+        if self.changes is not None:
+            self.changes.append(MemoryChange(term, num_bytes))
+
+    def _end(self, key: int) -> None:
+        super()._end(key)
+        self._name_last(ENDED, key)
+
+    def _name_last(self, kind: str, key: int) -> None:
+        if self.changes is not None:
+            self.changes[-1] = self.changes[-1]._replace(kind=kind, storage=key)
+
+
+class RecordedWork(WorkCounter):
+    """A counter that also counts the kernels of a pass in `kernels`, while there is a counter."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        super().__init__()
+        self.kernels: Counter[KernelWork] | None = None
+
+    def ran(self, task: str, kernel: KernelWork | None, times: int = 1) -> None:
+        """Count a kernel, launched `times` times."""
+        super().ran(task, kernel, times)
+        if self.kernels is not None and kernel is not None:
+            self.kernels[kernel] += times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedPass:
+    """Hold what one pass of a microbatch through a stage has asked for."""
+
+    changes: Sequence[MemoryChange]
+    """How its memory grows and shrinks."""
+    entries: Sequence[Entry]
+    """Its log; waits name the number of their operation among those of the microbatch."""
+    kernels: Mapping[KernelWork, int]
+    """Kernels that it launches, and how often."""
+    events: Sequence[Event]
+    """Events, without times and microbatch."""
+    far_bytes: Mapping[str, int]
+    """Bytes of them that go to ranks on other nodes, by axis."""
+    tensors: Mapping[str, tuple[torch.Size, torch.dtype]]
+    """Tensors that it makes and that live on, by role."""
+    statistics: Sequence[tuple[int, Sequence[str]]]
+    """Of each layer that notes how it routes: the roles of the statistics, in their order."""
+    keeps: frozenset[str]
+    """Roles of tensors of the executor that the graph or put-off work of the microbatch holds."""
+
+
+class Microbatch:
+    """One microbatch on one stage: its storages as it is walked, its tensors as it is replayed."""
+
+    def __init__(self) -> None:
+        """Begin before its forward pass."""
+        self.storages: dict[int, int | str] = {}
+        self.num_made = 0
+        self.issues: list[int] = []
+        self.num_awaited = 0
+        self.tensors: dict[str, torch.Tensor] = {}
+
+    def canonical(
+        self, changes: Sequence[MemoryChange], roles: Mapping[int, str]
+    ) -> Sequence[MemoryChange]:
+        """Return changes with numbers and `roles` in the place of addresses.
+
+        Raises NotAlike where a storage ends that this microbatch did not make, or where one with a
+        role is not made in this pass.
+        """
+        named: list[MemoryChange] = []
+        made: dict[int, int] = {}
+        for place, change in enumerate(changes):
+            address, storage = int(change.storage), change.storage
+            if change.kind == MADE:
+                storage, made[address] = self.num_made, place
+                self.storages[address] = storage
+                self.num_made += 1
+            elif change.kind == ENDED:
+                if address not in self.storages:
+                    raise NotAlike(f"{change.num_bytes} bytes of {change.term} end, made by others")
+                storage = self.storages.pop(address)
+                made.pop(address, None)
+            named.append(change._replace(storage=storage))
+        for address, role in roles.items():
+            if address not in made:
+                raise NotAlike(f"the {role} has no memory of its own")
+            named[made[address]] = named[made[address]]._replace(storage=role)
+            self.storages[address] = role
+        return named
+
+    def canonical_entries(self, log: Sequence[Entry], start: int, task: str) -> Sequence[Entry]:
+        """Return what stands in a log from `start` on, without the task of the pass.
+
+        Waits name the number of their operation among those of the microbatch. Raises NotAlike
+        where one of another microbatch is awaited.
+        """
+        named: list[Entry] = []
+        for place in range(start, len(log)):
+            entry = log[place]
+            if isinstance(entry, Wait):
+                if entry.issue not in self.issues:
+                    raise NotAlike("an operation is awaited that another microbatch has issued")
+                named.append(Wait(issue=self.issues.index(entry.issue)))
+                self.num_awaited += 1
+                continue
+            if isinstance(entry, Issue):
+                self.issues.append(place)
+            if isinstance(entry, Made):
+                raise NotAlike("a communicator is made in a pass")
+            named.append(replace(entry, task="") if entry.task == task else entry)
+        return named
+
+    def write_again(self, log: list[Entry], entries: Sequence[Entry], task: str) -> None:
+        """Write entries into a log: with `task`, and with waits for operations of this one."""
+        for entry in entries:
+            if isinstance(entry, Wait):
+                log.append(Wait(issue=self.issues[entry.issue]))
+                continue
+            if isinstance(entry, Issue):
+                self.issues.append(len(log))
+            if isinstance(entry, Issue | HostRead) and not entry.task:
+                log.append(replace(entry, task=task))
+            else:
+                log.append(entry)
+
+    @property
+    def is_closed(self) -> bool:
+        """True if all is awaited, and no storage is left but those that have a role."""
+        left = any(isinstance(storage, int) for storage in self.storages.values())
+        return not left and self.num_awaited == len(self.issues)
+
+
+class MicrobatchReplay:
+    """Walk or replay each pass of the microbatches of a rank."""
+
+    def __init__(
+        self,
+        shapes: ShapesOnly,
+        events: EventList,
+        executor: PipelineExecutor,
+        balancer: Balancer | None,
+        actions: Sequence[Action],
+    ) -> None:
+        """Replay microbatches of `actions`, those of the rank of `executor` in a step.
+
+        Of no actions all microbatches are walked.
+        """
+        self._shapes, self._events = shapes, events
+        self._executor, self._balancer = executor, balancer
+        self._group_of = groups_of_microbatches(actions)
+        members: dict[Group, list[int]] = {}
+        last: dict[int, int] = {}
+        for (stage, microbatch), group in self._group_of.items():
+            members.setdefault(group, []).append(microbatch)
+            last[stage] = microbatch
+        self._recorded = {group: one[1:WALKED_FIRST] for group, one in members.items()}
+        self._replayed = {
+            group: frozenset(one[WALKED_FIRST:]) - {last[group[0]]}
+            for group, one in members.items()
+        }
+        self._passes: dict[tuple[Group, ActionKind], list[RecordedPass]] = {}
+        self._microbatches: dict[tuple[int, int], Microbatch] = {}
+        self._action: Action | None = None
+        self._walking = False
+        self._statistics: list[tuple[int, RoutingStatistics]] = []
+        self._no_graph = torch.empty(0)
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Stand between the executor and the model, where there are microbatches to replay."""
+        executor, store = self._executor, self._executor.store
+        wrapped: list[tuple[Any, str, Callable[..., Any]]] = [
+            (executor, "_run_step", self._run_step),
+            (executor, "_forward", self._forward),
+            (executor, "_backward", self._backward),
+            (store, "run_deferred", self._weights),
+            (store, "run_collected", self._weights),
+        ]
+        if self._balancer is not None:
+            wrapped.append((self._balancer, "record", self._note))
+        if not any(self._replayed.values()):
+            wrapped.clear()
+        for owner, name, method in wrapped:
+            setattr(owner, name, partial(method, getattr(owner, name)))
+        try:
+            yield
+        finally:
+            for owner, name, _ in wrapped:
+                vars(owner).pop(name, None)
+
+    def step_began(self) -> None:
+        """Forget the step before."""
+        self._passes.clear()
+        self._microbatches.clear()
+
+    def _run_step(
+        self,
+        run: Callable[..., None],
+        state: StepState,
+        step: ActionWithMessages,
+        *args: Any,
+        **named: Any,
+    ) -> None:
+        self._action = step.action
+        run(state, step, *args, **named)
+        self._action = None
+
+    def _forward(
+        self,
+        run: Callable[..., torch.Tensor | None],
+        state: StepState,
+        action: Action,
+        x_ND: torch.Tensor | None,
+        *args: Any,
+    ) -> torch.Tensor | None:
+        key, last = (action.stage, action.microbatch), self._executor.stages[action.stage].last
+        microbatch = self._microbatches[key] = Microbatch()
+        if not self._is_replayed(action):
+            if x_ND is not None:
+                microbatch.storages[_address(x_ND)] = INPUT
+            with self._walked(action.kind) as given:
+                output = run(state, action, x_ND, *args)
+                given[OUTPUT] = state.losses[action.microbatch] if last else output
+            return output
+        if x_ND is not None:
+            state.inputs[key] = x_ND.detach()
+        output = self._again(action.kind, OUTPUT)
+        assert output is not None
+        keeps = last or OUTPUT in self._pass(action.kind).keeps
+        state.outputs[key] = output if keeps else self._no_graph
+        if last:
+            state.losses[action.microbatch] = output.detach()
+        return None if last else output
+
+    def _backward(
+        self,
+        run: Callable[..., torch.Tensor | None],
+        state: StepState,
+        action: Action,
+        dy_ND: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        key = (action.stage, action.microbatch)
+        microbatch = self._microbatches[key]
+        if not self._is_replayed(action):
+            if dy_ND is not None:
+                microbatch.storages[_address(dy_ND)] = OUTPUT_GRADIENT
+            with self._walked(action.kind) as given:
+                before = _holders(dy_ND)
+                dx_ND = run(state, action, dy_ND)
+                if _holders(dy_ND) > before:
+                    given[OUTPUT_GRADIENT] = dy_ND
+                given[INPUT_GRADIENT] = dx_ND
+            return dx_ND
+        tensors, keeps = microbatch.tensors, self._pass(action.kind).keeps
+        held: dict[str, Any] = {OUTPUT: state.outputs.pop(key), INPUT: state.inputs.pop(key, None)}
+        tensors |= {role: one for role, one in held.items() if one is not self._no_graph}
+        held.clear()
+        dx_ND = self._again(action.kind, INPUT_GRADIENT)
+        ends = {INPUT_GRADIENT: dx_ND, OUTPUT_GRADIENT: dy_ND}
+        tensors |= {role: one for role, one in ends.items() if one is not None and role in keeps}
+        return dx_ND
+
+    def _weights(self, run: Callable[..., None], *args: Any) -> None:
+        """Compute weight gradients: those of a W, or those that a BW has put off."""
+        action = self._action
+        if self._walking or action is None:
+            run(*args)
+            return
+        if self._is_replayed(action):
+            self._again(ActionKind.W)
+            del self._microbatches[action.stage, action.microbatch]
+            return
+        with self._walked(ActionKind.W):
+            run(*args)
+        ended = self._microbatches.pop((action.stage, action.microbatch))
+        if self._is_recorded(action) and not ended.is_closed:
+            raise NotAlike("memory or an operation of a microbatch is left after its last pass")
+
+    def _note(
+        self, run: Callable[[int, RoutingStatistics], None], layer: int, noted: RoutingStatistics
+    ) -> None:
+        """Keep how a microbatch was routed."""
+        memory = self._shapes.memory
+        if isinstance(memory, RecordedMemory) and memory.changes is not None:
+            memory.changes.append(MemoryChange("", 0, NOTED, len(self._statistics)))
+            self._statistics.append((layer, noted))
+        run(layer, noted)  # which ends the memory of those that were there
+
+    def _group(self, action: Action) -> Group:
+        return self._group_of[action.stage, action.microbatch]
+
+    def _is_replayed(self, action: Action) -> bool:
+        return action.microbatch in self._replayed[self._group(action)]
+
+    def _is_recorded(self, action: Action) -> bool:
+        return action.microbatch in self._recorded[self._group(action)]
+
+    @contextmanager
+    def _walked(self, kind: ActionKind) -> Iterator[dict[str, torch.Tensor | None]]:
+        """Let the engine compute a pass inside; record it where others are to be like it.
+
+        The mapping takes what the executor is given, by role, and the gradient of the output where
+        it is held longer.
+        """
+        action, shapes, results = (
+            self._action,
+            self._shapes,
+            dict[str, torch.Tensor | None](),
+        )
+        assert action is not None
+        log, events = shapes.log.entries, self._events.events
+        far_bytes = self._executor.recorder.far_bytes
+        num_entries, num_events, far_before = len(log), len(events), Counter(far_bytes)
+        self._walking = True
+        with ExitStack() as stack:
+            changes, kernels = list[MemoryChange](), Counter[KernelWork]()
+            if self._is_recorded(action):
+                changes, kernels = stack.enter_context(_recorded(shapes))
+            self._statistics.clear()
+            yield results
+        self._walking = False
+        if not self._is_recorded(action):
+            return
+        kept = results.pop(OUTPUT_GRADIENT, None)
+        given = {role: one for role, one in results.items() if one is not None}
+        keeps = {role for role, one in given.items() if _references(one) > 1}
+        keeps |= set() if kept is None else {OUTPUT_GRADIENT}
+        statistics: list[tuple[int, Sequence[str]]] = []
+        roles = {_address(one): role for role, one in given.items()}
+        for layer, noted in self._statistics:
+            tensors = [getattr(noted, one.name) for one in fields(noted)]
+            for place, tensor in enumerate(tensors):
+                given[roles.setdefault(_address(tensor), f"statistics {layer}.{place}")] = tensor
+            statistics.append((layer, [roles[_address(tensor)] for tensor in tensors]))
+        microbatch = self._microbatches[action.stage, action.microbatch]
+        self._passes.setdefault((self._group(action), kind), []).append(
+            RecordedPass(
+                changes=microbatch.canonical(changes, roles),
+                entries=microbatch.canonical_entries(log, num_entries, str(action)),
+                kernels=kernels,
+                events=[_without_times(one) for one in events[num_events:]],
+                far_bytes=far_bytes - far_before,
+                tensors={role: (one.shape, one.dtype) for role, one in given.items()},
+                statistics=statistics,
+                keeps=frozenset(keeps),
+            )
+        )
+        self._statistics.clear()
+
+    def _pass(self, kind: ActionKind) -> RecordedPass:
+        """Return the pass that those of its group are like.
+
+        Raises NotAlike if two of them differ, or where they come in another order.
+        """
+        assert self._action is not None
+        passes = self._passes.get((self._group(self._action), kind), [])
+        if len(passes) != WALKED_FIRST - 1 or passes[0] != passes[-1]:
+            raise NotAlike(f"passes {kind.value} of stage {self._action.stage}")
+        if passes[0] is not passes[-1]:
+            shorter = replace(passes[0], changes=without_detours(passes[0].changes))
+            passes[:] = [shorter] * len(passes)
+        return passes[0]
+
+    def _again(self, kind: ActionKind, result: str = "") -> torch.Tensor | None:
+        """Write down again what a pass asks for; return the tensor with the role `result`."""
+        action, shapes, recorded = self._action, self._shapes, self._pass(kind)
+        memory = shapes.memory
+        assert action is not None
+        assert isinstance(memory, RecordedMemory)
+        microbatch = self._microbatches[action.stage, action.microbatch]
+        tensors = microbatch.tensors
+        for change in recorded.changes:
+            if change.kind == NOTED:
+                layer, roles = recorded.statistics[int(change.storage)]
+                assert self._balancer is not None
+                self._balancer.record(layer, _statistics([tensors[role] for role in roles]))
+                for role in set(roles):
+                    del tensors[role]
+            elif _is_counted(change):
+                memory.changed(change.term, change.num_bytes)
+            elif change.kind == ENDED:
+                tensors.pop(str(change.storage), None)
+            else:
+                role = str(change.storage)
+                size, dtype = recorded.tensors[role]
+                with memory.within(change.term):
+                    tensors[role] = torch.empty(size, dtype=dtype, device=META)
+        for kernel, times in recorded.kernels.items():
+            shapes.work.ran(shapes.task, kernel, times)
+        microbatch.write_again(shapes.log.entries, recorded.entries, str(action))
+        for event in recorded.events:
+            self._events.record(replace(event, microbatch=action.microbatch))
+        self._executor.recorder.far_bytes.update(recorded.far_bytes)
+        return tensors.pop(result, None)
+
+
+@contextmanager
+def _recorded(shapes: ShapesOnly) -> Iterator[tuple[list[MemoryChange], Counter[KernelWork]]]:
+    """Give the changes of memory and the kernels of what happens inside."""
+    memory, work = shapes.memory, shapes.work
+    assert isinstance(memory, RecordedMemory)
+    assert isinstance(work, RecordedWork)
+    changes, kernels = memory.changes, work.kernels = list[MemoryChange](), Counter[KernelWork]()
+    try:
+        yield changes, kernels
+    finally:
+        memory.changes = work.kernels = None
+
+
+def without_detours(changes: Sequence[MemoryChange]) -> Sequence[MemoryChange]:
+    """Return changes with the same highest points and the same end.
+
+    Of neighbours that change one term and that have no role only the way to the highest of them is
+    left, and the way from there to the last.
+    """
+    shorter: list[MemoryChange] = []
+    for (term, counted), run in groupby(changes, key=lambda one: (one.term, _is_counted(one))):
+        if not counted:
+            shorter += run
+            continue
+        heights = list(accumulate(one.num_bytes for one in run))
+        highest = max(0, *heights)
+        steps = (highest, heights[-1] - highest)
+        shorter += (MemoryChange(term, step) for step in steps if step)
+    return shorter
+
+
+def _is_counted(change: MemoryChange) -> bool:
+    """True if a change of memory is a number in a replay, and no tensor begins or ends."""
+    return change.kind != NOTED and isinstance(change.storage, int)
+
+
+def groups_of_microbatches(actions: Sequence[Action]) -> Mapping[tuple[int, int], Group]:
+    """Return the group of each stage and microbatch, in the order of their forward passes."""
+    kinds: dict[tuple[int, int], str] = {}
+    for action in actions:
+        key = (action.stage, action.microbatch)
+        kinds[key] = f"{kinds.get(key, '')} {action.kind.value}"
+    return {key: (key[0], names) for key, names in kinds.items()}
+
+
+def _statistics(tensors: Sequence[torch.Tensor]) -> RoutingStatistics:
+    names = [one.name for one in fields(RoutingStatistics)]
+    return RoutingStatistics(**dict(zip(names, tensors, strict=True)))
+
+
+def _without_times(event: Event) -> Event:
+    return replace(event, microbatch=0, start=0.0, end=0.0, waited_s=0.0)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _holders(tensor: torch.Tensor | None) -> int:
+    """Return how many names, graphs and tensors hold a tensor or its storage."""
+    if tensor is None:
+        return 0
+    graphs: int = tensor._use_count()  # type: ignore[attr-defined]
+    return sys.getrefcount(tensor) + graphs + _references(tensor)
+
+
+def _references(tensor: torch.Tensor) -> int:
+    """Return how many tensors, also those in graphs, hold the storage of a tensor."""
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) - 1  # `storage` is one more
