@@ -168,14 +168,23 @@ class RankCapture:
     """Hold all that was captured on one rank in one precision."""
 
     rank: int
+    """The global rank."""
     framework: str = ""
+    """The framework that placements were read from."""
     reads_clipped: bool = True
+    """Whether gradients were read after clipping."""
     copied_initial: bool = False
+    """Whether first weights were given and not drawn."""
     asked: AskedSharding | None = None
+    """What the configuration asks to share out."""
     passed: Passed = field(default_factory=Passed)
+    """What passed between modules."""
     reports: list[RankReport] = field(default_factory=list[RankReport])
+    """What each step returned."""
     late: LateRank | None = None
+    """Races of operations that completed late; None where they completed as ever."""
     pieces: list[CapturedPiece] = field(default_factory=list[CapturedPiece])
+    """Parameters, gradients and optimizer state by time."""
 
 
 class CapturedRun(ProgramRun[CapturedPiece]):
