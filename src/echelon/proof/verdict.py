@@ -113,6 +113,8 @@ class Proof(ProofVerdict):
     """How one device fares beside the independent implementation, where it was asked for."""
     whole_run: ProofPass | None = None
     """How a whole run of our trainer fares, from data to text, where there was one."""
+    left_out: tuple[str, ...] = ()
+    """Parts of a proof that a quick one leaves out."""
     data: ProofPass | None = None
     """How the data of the run fare, where they were given; without claims if they are not here."""
 
@@ -141,6 +143,7 @@ class Proof(ProofVerdict):
             "independent": pass_json(self.independent),
             "whole_run": pass_json(self.whole_run),
             "data": pass_json(self.data),
+            "left_out": list(self.left_out),
         }
 
     def _repr_html_(self) -> str | None:
