@@ -89,7 +89,7 @@ def test_the_shape_stays_and_the_sizes_go() -> None:
     assert small.mathematics.sequence_length % 8 == 0
     assert small.num_microbatches == 4 + 18 % 4
     assert [len(stage) for stage in small.layout.pipeline.stages] == [3, 2, 2, 1]
-    assert num_parameters(small.model) < 3_000_000
+    assert num_parameters(small.model) < 7_000_000
     assert small.layout.zero.bucket_bytes < plan.layout.zero.bucket_bytes
 
 
@@ -345,12 +345,12 @@ def big_mixture(model: ModelShape, mesh: Mesh, *, node: int = 8, **changes: Any)
     [
         (MIXTRAL_8X7B, Mesh(dp_shard=8, ep=8), 8),
         (MIXTRAL_8X7B, Mesh(dp_shard=4, tp=2, ep=4), 8),
-        (MIXTRAL_8X7B, Mesh(dp_shard=2, ep=2), 4),
-        (MIXTRAL_8X7B, Mesh(dp_shard=2), 4),
+        (MIXTRAL_8X7B, Mesh(dp_shard=2, ep=2), 6),
+        (MIXTRAL_8X7B, Mesh(dp_shard=2), 5),
         (DEEPSEEK_V3, Mesh(dp_shard=8, ep=8), 24),
-        (DEEPSEEK_V3, Mesh(pp=4, dp_shard=16, ep=16), 32),
+        (DEEPSEEK_V3, Mesh(pp=4, dp_shard=16, ep=16), 48),
         (DEEPSEEK_V3, Mesh(cp=2, dp_shard=2, ep=4), 24),
-        (QWEN3_30B, Mesh(dp_shard=8, ep=8), 16),
+        (QWEN3_30B, Mesh(dp_shard=8, ep=8), 24),
         (QWEN3_30B, Mesh(dp_shard=2), 9),
     ],
 )
@@ -371,7 +371,7 @@ def test_few_experts_have_all_choices(model: ModelShape, mesh: Mesh, count: int)
     kinds = [small.model.layer_has_experts(layer) for layer in range(small.model.layers)]
     assert any(kinds)
     assert all(kinds) == (whole.first_dense_layers == 0)
-    assert num_parameters(small.model) < 500_000
+    assert num_parameters(small.model) < 600_000
 
 
 def test_latent_attention_keeps_its_widths_apart() -> None:
@@ -380,12 +380,12 @@ def test_latent_attention_keeps_its_widths_apart() -> None:
     assert latent.value_dim == latent.nope_dim > latent.rope_dim
     assert shrink(big_mixture(MIXTRAL_8X7B, Mesh(tp=2))).model.latent is None
     assert DEEPSEEK_V3.latent is not None
-    for value, same in ((192, 6), (96, 3), (160, 5)):
+    for value, same in ((192, 10), (96, 5), (160, 7)):
         wide = replace(DEEPSEEK_V3, latent=replace(DEEPSEEK_V3.latent, value_dim=value))
         small = shrink(big_mixture(wide, Mesh(tp=2)))
         assert small.model.latent is not None
         assert small.model.latent.value_dim == same
-        assert small.model.head_dim == 6
+        assert small.model.head_dim == 10
         assert not list(plan_problems(small))
 
 

@@ -207,6 +207,9 @@ class ModelShape:
     output_bias: Annotated[bool, Configured("whether attention's output has a bias")] = False
     mlp_bias: Annotated[bool, Configured("whether the MLP has biases")] = False
     initial_std: Annotated[float, Configured("standard deviation of the first weights")] = 0.02
+    initial_spread: float = 0.0
+    """How far from 0 or 1 first weights may lie that all begin there: norms, biases, sinks and the
+    second matrices of adapters. Only a proof spreads them: equal ones hide which is which."""
     dropout: Annotated[
         float, Configured("of embeddings and of both outputs of a block", FRACTION)
     ] = 0.0

@@ -137,9 +137,14 @@ def initial_values(
     """
     offset = offset or (0,) * len(spec.shape)
     values = torch.empty(spec.shape) if into is None else into
-    if spec.initial in ("ones", "zeros"):
-        return values.fill_(float(spec.initial == "ones"))
+    first, spread = float(spec.initial == "ones"), shape.initial_spread
+    if spec.initial in ("ones", "zeros") and not spread:
+        return values.fill_(first)
     key = make_key("parameter", seed, spec.name)
+    if spec.initial in ("ones", "zeros"):
+        for part, drawn in uniform_pieces(values, key, spec.shape, offset, pieces):
+            part.copy_((first + (2.0 * drawn - 1.0) * spread).float())
+        return values
     if spec.initial == "fan-in":
         for part, drawn in uniform_pieces(values, key, spec.shape, offset, pieces):
             part.copy_(((2.0 * drawn - 1.0) / spec.shape[1] ** 0.5).float())

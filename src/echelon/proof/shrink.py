@@ -8,6 +8,10 @@ MLP, vocabulary) and every remainder (of the vocabulary over `tp`, of the microb
 the blocks over the stages) stay; the sizes go. Ranks of a proof are on CPUs, where fused products
 over symmetric memory go around a ring.
 
+No small number makes a mistake neutral: two pairs of dims of a head turn at least, for one pair is
+the same interleaved and in halves; the root of no width is a power of two; the mean load of experts
+is no whole number; what a model begins with at 0 or 1 begins at as many values as it has elements.
+
 Of experts stay the expert axis and its fold, several experts on a rank where there were several,
 groups and how many of them a token may meet, how many experts it meets, shared experts, a dense
 block first, the kind of router, every rule of the balance, drops, and how tokens travel.
@@ -24,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, count, pairwise
-from math import floor, lcm
+from math import floor, isqrt, lcm
 from typing import Any
 
 from echelon.core.choices.kernels import Kernels
@@ -50,6 +54,12 @@ _LEAST_MICROBATCHES = 4
 _LEAST_WIDTH = 3  # elements of a tensor rank
 _ROOM = 3  # elements of a tensor rank
 _CHUNK = 4  # tokens
+_HEAD_DIM = 6
+"""Width of a head: three pairs of dims, and a root that no other factor is."""
+_TURNED_DIMS = 4
+"""Dims that turn where not all do: two pairs."""
+_SPREAD = 0.3
+"""How far from 0 or 1 norms, biases and sinks of a proof begin, at the most."""
 _BLOCK = 4
 """Numbers that share a scale; every width of a small model is a multiple of it."""
 _SGD_RATE = 1.0  # learning rate
@@ -141,7 +151,7 @@ def _model(plan: Plan, layers: int, sequence_length: int) -> ModelShape:
     precision = plan.mathematics.precision
     tile = _BLOCK if precision.is_fp8 or precision.int8_block else 1
     latent = small_latent(shape, tile)
-    head_dim = 4 if latent is None else latent.nope_dim + latent.rope_dim
+    head_dim = lcm(_HEAD_DIM, tile) if latent is None else latent.nope_dim + latent.rope_dim
     kv_heads = tp * _kv_heads(plan)
     heads = kv_heads * (shape.heads // shape.kv_heads)
     hidden = _hidden(shape, heads * head_dim, tp)
@@ -168,17 +178,20 @@ def _model(plan: Plan, layers: int, sequence_length: int) -> ModelShape:
         ),
         latent=latent,
         **_turns(shape, head_dim),
-        experts=small_experts(plan, layers, lambda size: _width(size, beside, 12, tp=cut)),
+        experts=small_experts(
+            plan, layers, sequence_length, lambda size: _width(size, beside, 12, tp=cut)
+        ),
         # A narrow model needs wide weights: with the std of a wide one its blocks would add next
         # to nothing to the residual stream, and a wrong one would hardly show.
         initial_std=max(shape.initial_std, hidden**-0.5),
+        initial_spread=_SPREAD,
     )
 
 
 def _turns(shape: ModelShape, head_dim: int) -> dict[str, Any]:
-    """Return what of small heads turns: at least a pair, and in some blocks none where so."""
+    """Return what of small heads turns: all or two pairs, and in some blocks none where so."""
     rotary = shape.rotary
-    fraction = max(rotary.fraction, 2 / head_dim) if rotary.fraction else 0.0
+    fraction = _TURNED_DIMS / head_dim if 0 < rotary.fraction < 1 else rotary.fraction
     return {"rotary": replace(rotary, fraction=fraction, none_every=min(rotary.none_every, 2))}
 
 
@@ -186,8 +199,12 @@ def _hidden(shape: ModelShape, query_dim: int, tp: int) -> int:
     """Return a width beside that of all queries as the model's own width is beside it."""
     if shape.hidden == shape.query_dim:
         return query_dim
-    apart = lcm(4, tp)
-    return query_dim + apart if shape.hidden > shape.query_dim else max(apart, query_dim - apart)
+    if shape.hidden > shape.query_dim:
+        return query_dim + lcm(2 * _HEAD_DIM, tp)
+    less = lcm(_BLOCK, tp)
+    widths = range((query_dim - 1) // less * less, 0, -less)
+    # Squares are left out: one over the root of 16 is a factor that others are, too.
+    return next((one for one in widths if isqrt(one) ** 2 != one), less)
 
 
 def _width(
@@ -370,31 +387,39 @@ _LEAST_RATE = 0.02
 """A bias that moves by less sends no token of a small model elsewhere in three steps."""
 
 
-def small_experts(plan: Plan, layers: int, width: Callable[[int], int]) -> Experts | None:
+def small_experts(
+    plan: Plan, layers: int, length: int, width: Callable[[int], int]
+) -> Experts | None:
     """Return the mixture of a model of `layers` blocks; nothing of a dense one.
 
-    `width` makes a width of an MLP small.
+    Sequences are of `length` tokens; `width` makes a width of an MLP small.
     """
     experts = plan.model.experts
     if experts is None:
         return None
+    routed = length * experts.top_k
     return replace(
         experts,
-        num_experts=_num_experts(experts, plan.mesh.ep),
+        num_experts=_num_experts(experts, plan.mesh.ep, routed),
         ffn=width(experts.ffn),
         shared_experts=min(experts.shared_experts, _SEVERAL),
         first_dense_layers=min(experts.first_dense_layers, 1, layers - 1),
     )
 
 
-def _num_experts(experts: Experts, ep: int) -> int:
-    """Return the fewest experts among which all choices are left that there were."""
+def _num_experts(experts: Experts, ep: int, routed: int) -> int:
+    """Return the fewest experts among which all choices are left that there were.
+
+    Where there are so many, `routed` tokens of a sequence are not shared out evenly.
+    """
     groups, top_groups, top_k = experts.groups, experts.top_groups, experts.top_k
     per_rank, per_group = experts.num_experts // ep, experts.num_experts // groups
     within = top_groups * per_group > top_k
     fewest = min(experts.num_experts, _WITHOUT_RANKS)
-    step = lcm(ep, groups)
+    step, enough = lcm(ep, groups), 0
     for number in count(step, step):
+        if enough and number > max(experts.num_experts, enough):
+            return enough
         size = number // groups
         choices = top_groups * size
         if (
@@ -403,7 +428,9 @@ def _num_experts(experts: Experts, ep: int) -> int:
             and size >= min(per_group, _SEVERAL)
             and choices >= top_k + within
         ):
-            return number
+            if routed % number:
+                return number
+            enough = enough or number
     raise AssertionError("numbers end")
 
 
@@ -415,11 +442,11 @@ def small_latent(shape: ModelShape, tile: int = 1) -> LatentAttention | None:
     latent = shape.latent
     if latent is None:
         return None
-    nope, rope = 4, 2
+    nope, rope = _HEAD_DIM, _TURNED_DIMS
     widths = {latent.nope_dim: nope, latent.nope_dim + latent.rope_dim: nope + rope}
     between = nope - 1 if latent.value_dim < latent.nope_dim else nope + 1
     return LatentAttention(
-        query_rank=None if latent.query_rank is None else 10 * tile,
+        query_rank=None if latent.query_rank is None else 11 * tile,
         kv_rank=7 * tile,
         nope_dim=nope * tile,
         rope_dim=rope * tile,

@@ -21,6 +21,7 @@ from echelon.cost.bytes.terms import (
     reduce_scatter_bytes,
 )
 from echelon.parallel.completion.completion import Completion
+from echelon.parallel.completion.streams import COMPUTE, StreamWork
 from echelon.parallel.offload import OffloadPlace, OffloadStore
 from echelon.parallel.offload.host_memory import CopyStreams
 from echelon.parallel.offload.store import MemoryOffloadStore
@@ -39,9 +40,10 @@ from echelon.rehearsal.memory import (
     MeteredPool,
     RehearsedCopyStreams,
     RehearsedOffloadStore,
+    where_in_package,
 )
 from echelon.rehearsal.order import RECEIVE, SEND, ExchangePart, Issue, RankLog
-from echelon.rehearsal.shapes import ShapesOnly, where_in_package
+from echelon.rehearsal.shapes import ShapesOnly
 
 NOT_COUNTED = ""
 """The dtype of an exchange of tensors of any sizes."""
@@ -93,16 +95,19 @@ class RehearsedCommunicator(Communicator):
 class _Logged(Pending):
     """An operation that was written down; so is the wait for it, and then its event."""
 
-    __slots__ = ("_issue", "_record", "_shapes")
+    __slots__ = ("_end", "_issue", "_record", "_shapes")
 
     def __init__(
         self,
         shapes: ShapesOnly,
         issue: int,
         record: Callable[[WaitTime | None], None] | None = None,
+        *,
+        stream: str,
     ) -> None:
         super().__init__()
         self._shapes, self._issue, self._record = shapes, issue, record
+        self._end = shapes.order.moment(stream) if shapes.order.follows else {}
 
     def done(self) -> bool:
         """Return False: on a GPU nobody knows before the wait."""
@@ -113,6 +118,7 @@ class _Logged(Pending):
         if self._issue >= 0:
             self._shapes.log.wait(self._issue)
             self._shapes.flight.end(self._issue)
+            self._shapes.order.wait(COMPUTE, self._end)
             if self._record is not None:
                 self._record(None)
         self._issue = -1
@@ -249,6 +255,22 @@ class RehearsedGroup(Group):
         del tag
         return self._message(RECEIVE, tensor, index, name)
 
+    def _uses(
+        self,
+        stream: str,
+        name: str,
+        reads: Sequence[torch.Tensor],
+        writes: Sequence[torch.Tensor],
+    ) -> None:
+        """Note what an operation uses on the stream of its communicator, after the kernels."""
+        order = self._shapes.order
+        if order.follows:
+            order.give(stream, order.moment(COMPUTE))
+            work = StreamWork(by=name, axis=self.axis, at=where_in_package())
+            for tensors, fills in ((reads, False), (writes, True)):
+                for tensor in tensors:
+                    order.uses(stream, tensor, work, writes=fills)
+
     def _check_slice(self, whole: torch.Tensor, shard: torch.Tensor, name: str) -> None:
         names = self._shapes.data
         names.is_slice(names.of(whole, name), shard, name, self.index * shard.numel())
@@ -300,7 +322,10 @@ class RehearsedGroup(Group):
         )
         reads, writes = ([tensor], []) if kind == SEND else ([], [tensor])
         self._shapes.flight.begin(number, name, reads, writes)
-        return _Logged(self._shapes, number, record)
+        # The messages of a pair have a separate stream.
+        stream = f"{self._logged.name} with {self.ranks[index]}"
+        self._uses(stream, name, reads, writes)
+        return _Logged(self._shapes, number, record, stream=stream)
 
     def _issue(
         self, kind: str, name: str, used: _Use, sent: int, far: int, *, async_op: bool
@@ -328,7 +353,9 @@ class RehearsedGroup(Group):
         told = "all_to_all" if kind == "exchange" else kind
         record = self._event(told, name, sent, self.recorder.now(), far)
         self._shapes.flight.begin(number, name, used.reads, used.writes)
-        pending = _Logged(self._shapes, number, record)
+        stream = self._logged.name
+        self._uses(stream, name, used.reads, used.writes)
+        pending = _Logged(self._shapes, number, record, stream=stream)
         if not async_op:
             pending.wait()
         return pending
@@ -374,11 +401,14 @@ class RehearsedCompletion(Completion):
         """
         if place.target == "none":
             return MemoryOffloadStore("device", partial(_shape, device))
-        return RehearsedOffloadStore(device, self._shapes.memory, num_buffers=place.num_buffers)
+        shapes = self._shapes
+        return RehearsedOffloadStore(
+            device, shapes.memory, shapes.order, num_buffers=place.num_buffers
+        )
 
     def copy_streams(self, device: torch.device) -> CopyStreams:
-        """Return what copies at once."""
-        return RehearsedCopyStreams()
+        """Streams of activations, which move nothing."""
+        return RehearsedCopyStreams(self._shapes.order, "activations")
 
 
 def _shape(device: torch.device, num_bytes: int) -> torch.Tensor:

@@ -4,9 +4,10 @@
 Every storage that an operation makes is counted from its making to its end, with no rounding: what
 an allocator adds, NCCL's buffers and the context of CUDA are terms of the plan, not of this.
 
-Slices that rest on the host or in files are shapes, too: on the device are only their buffers, as
-many and as large as those of `parallel/offload/copying_store.py`, taken when a set is brought up
-and free again when it was put or released.
+Slices that rest on the host or in files are shapes, too: on the device are only the buffers of
+`parallel/offload/copying_store.py`. Copies move nothing, but the streams of kernels, copies and
+communicators have vector clocks (`parallel/completion/streams.py`): two accesses of the same bytes
+that no event orders are at fault.
 
 On NCCL a collective runs beside the computation, on a stream of its own, from its issue to the
 wait. Until then what it writes may be neither read nor written, what it reads not written, and no
@@ -16,23 +17,33 @@ only that part is taken.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from echelon.core.disk import round_up_to_pages
+from echelon.parallel.completion.memory import extent_of
+from echelon.parallel.completion.streams import (
+    COMPUTE,
+    Access,
+    OrderedMark,
+    StreamOrder,
+    StreamWork,
+)
+from echelon.parallel.offload.copying_store import CopiedFetch, CopyingOffloadStore
 from echelon.parallel.offload.host_memory import (
-    CompletedEvent,
+    BoundedBuffers,
     CopyDirection,
     CopyStreams,
     StreamEvent,
     TensorCopy,
 )
-from echelon.parallel.offload.store import ImmediateFetch, MemoryOffloadStore
+from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.tensor_memory import BufferPool
 
 PARAMETERS, GRADIENTS, OPTIMIZER = "parameters", "gradients", "optimizer"
@@ -168,96 +179,33 @@ class MeteredPool(BufferPool):
         self._meter.given_back(piece)
 
 
-class RehearsedFetch(ImmediateFetch):
-    """A set of shapes that is brought to the device when a buffer is free."""
+class RehearsedBuffers(BoundedBuffers[CopiedFetch]):
+    """Buffers that take the largest set at once: in later steps all of them do."""
 
-    __slots__ = ("_store", "buffer", "keys")
-
-    def __init__(self, store: RehearsedOffloadStore, keys: Sequence[str]) -> None:
-        """Ask for `keys`."""
-        super().__init__([])
-        self._store, self.keys = store, list(keys)
-        self.buffer: torch.Tensor | None = None
-
-    def wait(self) -> list[torch.Tensor]:
-        """Return the set on the device."""
-        if self.buffer is None:
-            self._store.bring(self)
-        return self._tensors
-
-    def arrived(self) -> bool:
-        """Return whether the set has a buffer."""
-        return self.buffer is not None
-
-    def release(self) -> None:
-        """Give the buffer back."""
-        self._store.leave(self)
-
-    def hold(self, buffer: torch.Tensor, kinds: Iterable[tuple[int, torch.dtype]]) -> None:
-        """Take a buffer for tensors of so many elements."""
-        self.buffer, start = buffer, 0
-        for numel, dtype in kinds:
-            size = numel * dtype.itemsize
-            self._tensors.append(buffer[start : start + size].view(dtype))
-            start += round_up_to_pages(size)
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """Take a buffer back, and grow it."""
+        super().give_back(buffer)
+        if buffer.nbytes < self._largest:
+            self._free[-1] = self._allocate(self._largest)
 
 
-class RehearsedOffloadStore(MemoryOffloadStore):
-    """Rest off the device; bring sets to at most `num_buffers` buffers of it."""
+class RehearsedOffloadStore(CopyingOffloadStore):
+    """Rest off the device as shapes; bring sets to its buffers, and order copies as a GPU does."""
 
-    def __init__(self, device: torch.device, meter: MemoryMeter, *, num_buffers: int) -> None:
-        """Begin with nothing."""
-        super().__init__("host", self._room)
-        self._device, self._meter, self._count = device, meter, num_buffers
-        self._free: list[torch.Tensor] = []
-        self._fetched: list[RehearsedFetch] = []
-        self._largest = 0
-
-    def fetch(self, keys: Sequence[str], *, read: bool = True) -> RehearsedFetch:
-        """Start to bring keys to the device, where a buffer is free."""
-        del read
-        found = RehearsedFetch(self, keys)
-        self._fetched.append(found)
-        if sum(one.arrived() for one in self._fetched) < self._count:
-            self.bring(found)
-        return found
-
-    def put(
-        self,
-        keys: Sequence[str],
-        tensors: Sequence[torch.Tensor],
-        complete: Callable[[], object] | None = None,
+    def __init__(
+        self, device: torch.device, meter: MemoryMeter, order: StreamOrder, *, num_buffers: int
     ) -> None:
-        """Take tensors back; those of a fetched set give its buffer back."""
-        del keys, complete
-        memory = tensors[0].untyped_storage()._cdata
-        for one in self._fetched:
-            if one.buffer is not None and one.buffer.untyped_storage()._cdata == memory:
-                self.leave(one)
-                return
+        """Begin with nothing."""
+        self._meter = meter
+        streams = RehearsedCopyStreams(order, "slices")
+        super().__init__(
+            MemoryOffloadStore("host", self._room), device, streams, num_buffers=num_buffers
+        )
+        self._buffers = RehearsedBuffers(num_buffers, self._allocate)
 
-    def bring(self, found: RehearsedFetch) -> None:
-        """Give a set its buffer."""
-        taken = sum(one.arrived() for one in self._fetched)
-        assert taken < self._count, f"{found.keys} wait for a buffer, and all are taken"
-        kinds = [(self._tensors[key].numel(), self._tensors[key].dtype) for key in found.keys]
-        size = sum(round_up_to_pages(numel * dtype.itemsize) for numel, dtype in kinds)
-        self._largest = max(self._largest, size)
-        found.hold(self._grown(self._free.pop() if self._free else None), kinds)
-
-    def leave(self, found: RehearsedFetch) -> None:
-        """Take the buffer of a set; twice is fine."""
-        if found in self._fetched:
-            self._fetched.remove(found)
-            if found.buffer is not None:
-                self._free.append(self._grown(found.buffer))
-
-    def _grown(self, buffer: torch.Tensor | None) -> torch.Tensor:
-        """Return a buffer that takes the largest set: in later steps all of them do."""
-        if buffer is not None and buffer.nbytes >= self._largest:
-            return buffer
+    def _allocate(self, size: int) -> torch.Tensor:
         with self._meter.within(BUFFERS):
-            return torch.empty(self._largest, dtype=torch.uint8, device=self._device)
+            return super()._allocate(size)
 
     def _room(self, num_bytes: int) -> torch.Tensor:
         with self._meter.within(HOST):
@@ -265,13 +213,33 @@ class RehearsedOffloadStore(MemoryOffloadStore):
 
 
 class RehearsedCopyStreams(CopyStreams):
-    """Copies between host and device that move nothing: one side has no elements."""
+    """Copies between host and device that move nothing, and are ordered by their marks."""
+
+    def __init__(self, order: StreamOrder, name: str) -> None:
+        """Copy slices or activations (`name`); accesses are noted from now on."""
+        self._order, self._name = order, name
+        order.follows = True
 
     def copy(
         self, direction: CopyDirection, copies: Sequence[TensorCopy], after: Iterable[StreamEvent]
     ) -> StreamEvent:
         """Return the mark of the end."""
-        return CompletedEvent()
+        order, stream = self._order, f"{self._name} {direction}"
+        order.give(stream, *(mark.moment for mark in after if isinstance(mark, OrderedMark)))
+        work = StreamWork(by=f"copy {direction} {self._name}", axis="host", at=where_in_package())
+        for target, source in copies:
+            order.uses(stream, source, work, writes=False)
+            order.uses(stream, target, work, writes=True)
+        return OrderedMark(order, order.moment(stream))
+
+    def record_event(self) -> StreamEvent:
+        """Return the mark of the kernels so far."""
+        return OrderedMark(self._order, self._order.moment(COMPUTE))
+
+    def wait_for(self, mark: StreamEvent) -> None:
+        """Let kernels wait for a mark."""
+        assert isinstance(mark, OrderedMark), "a mark of other streams"
+        self._order.wait(COMPUTE, mark.moment)
 
 
 MISSING_WAIT, RELEASED_IN_FLIGHT = "missing-wait", "released-in-flight"
@@ -308,6 +276,7 @@ class MemoryInFlight:
         self._regions: dict[int, list[_Region]] = {}
         self._of_issue: dict[int, list[int]] = {}
         self._told: set[str] = set()
+        self._raced: set[str] = set()
 
     def begin(
         self, issue: int, name: str, reads: Sequence[torch.Tensor], writes: Sequence[torch.Tensor]
@@ -315,7 +284,7 @@ class MemoryInFlight:
         """Learn that operation `issue` has been given tensors; they live until it is awaited."""
         for tensors, written in ((reads, False), (writes, True)):
             for tensor in tensors:
-                begin, end = _extent(tensor)
+                begin, end = extent_of(tensor)
                 key = tensor.untyped_storage()._cdata
                 region = _Region(
                     begin=begin,
@@ -351,16 +320,25 @@ class MemoryInFlight:
     def touched(self, tensor: torch.Tensor, *, write: bool, by: str, where: str) -> None:
         """Learn that the computation reads or writes a tensor."""
         regions = self._regions.get(tensor.untyped_storage()._cdata, ())
-        begin, end = _extent(tensor)
+        begin, end = extent_of(tensor)
         for region in regions:
             if (region.written or write) and begin < region.end and region.begin < end:
                 does = "writes" if write else "reads"
+                self._raced.add(region.name)
                 self.tell(MISSING_WAIT, f"{by} at {where} {does} {region.name} before its wait")
 
     def released(self, key: int) -> None:
         """Learn that the memory of a storage is given back while its tensors live."""
         for region in self._regions.get(key, ()):
             self.tell(RELEASED_IN_FLIGHT, f"the memory of {region.name} is released in flight")
+
+    def unordered(self, earlier: Access, later: Access) -> None:
+        """Tell of two accesses without an order, unless their operation races in another way."""
+        pair = (earlier.work.by, later.work.by)
+        if self._raced.isdisjoint(pair):
+            self._raced.add(later.work.by if later.work.axis else earlier.work.by)
+            text = f"nothing orders two accesses of the same bytes: {earlier}; {later}"
+            self.tell(MISSING_WAIT, text)
 
     def step_ended(self) -> None:
         """Tell of what nobody has awaited.
@@ -380,13 +358,16 @@ class MemoryInFlight:
             self.misuses.append(Misuse(rule=rule, text=text))
 
 
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the first byte of a tensor in its storage, and the one behind its last."""
-    if not tensor.numel():
-        return 0, 0
-    size = tensor.element_size()
-    begin = int(tensor.storage_offset())
-    last = begin + sum(
-        (length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
-    )
-    return begin * size, (last + 1) * size
+_PACKAGE = str(Path(__file__).parents[1])
+_HERE = str(Path(__file__).parent)
+
+
+def where_in_package() -> str:
+    """Return the innermost place in this package that is not the rehearsal itself."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name.startswith(_PACKAGE) and not name.startswith(_HERE):
+            return f"{Path(name).relative_to(_PACKAGE)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

@@ -12,10 +12,8 @@ time PyTorch works the result out, after that it is made from what is known.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,16 +21,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from echelon.core.errors import ProofFailed
 from echelon.core.rulebook.planner import REHEARSE_HOST_READ
+from echelon.parallel.completion.streams import COMPUTE, StreamOrder, StreamWork
 from echelon.rehearsal.identity import DataNames
-from echelon.rehearsal.memory import MemoryInFlight, MemoryMeter
+from echelon.rehearsal.memory import MemoryInFlight, MemoryMeter, where_in_package
 from echelon.rehearsal.order import RankLog
 from echelon.rehearsal.work import KernelWork, WorkCounter, kernel_work, tensors_in
 
 META = torch.device("meta")
-_PACKAGE = str(Path(__file__).parents[1])
-_HERE = str(Path(__file__).parent)
 _READS = frozenset({"_local_scalar_dense", "item", "is_nonzero"})
 _COPIES = frozenset({"_to_copy", "copy_"})
+_NO_ELEMENTS = frozenset(
+    {"empty", "empty_like", "empty_strided", "new_empty", "resize_", "set_", "zeros_like"}
+)
+"""Operations that neither read nor write elements, or only those that they make."""
 _NOTHING_TO_RUN = frozenset({"_fused_sgd_"})
 """Operations in place that PyTorch cannot run on shapes."""
 
@@ -84,6 +85,7 @@ class ShapesOnly(TorchDispatchMode):
         self.memory, self.work = memory or MemoryMeter(), work or WorkCounter()
         self.flight = MemoryInFlight()
         self.data = DataNames(self.flight.tell)
+        self.order = StreamOrder(self.flight.unordered)
         self.task = self.reading = ""
         self._known = known or KnownResults()
         self._operations: dict[int, _Operation] = {}
@@ -129,6 +131,7 @@ class ShapesOnly(TorchDispatchMode):
             self.memory.made(tensor)
             if operation.keeps_elements and given[0].is_meta:
                 self.data.copied(given[0], tensor)
+        self._note(operation, args, kwargs, given, new)
         if kernel is not None and (new or any(one.is_meta for one in given)):
             self.work.ran(self.task, kernel)
         return out
@@ -152,12 +155,29 @@ class ShapesOnly(TorchDispatchMode):
         held: Sequence[torch.Tensor],
     ) -> None:
         """Tell what an operation does to tensors that are in flight."""
-        writes = [args[place] for place in operation.places if place < len(args)]
-        writes += [kwargs[named] for named in operation.names if named in kwargs]
-        targets = {id(one) for one in tensors_in(writes)}
+        targets = _targets(operation, args, kwargs)
         for tensor in held:
             write = id(tensor) in targets
             self.flight.touched(tensor, write=write, by=operation.name, where=where_in_package())
+
+    def _note(
+        self,
+        operation: _Operation,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        given: Sequence[torch.Tensor],
+        new: Sequence[torch.Tensor],
+    ) -> None:
+        """Note what a kernel reads and writes of its arguments and results."""
+        if not self.order.follows or operation.name in _NO_ELEMENTS:
+            return
+        targets = _targets(operation, args, kwargs) if operation.names else frozenset[int]()
+        # Without the place in the code: a walk of the stack takes longer than the operation.
+        work = StreamWork(by=operation.name, at=self.task)
+        for tensor in given:
+            self.order.uses(COMPUTE, tensor, work, writes=id(tensor) in targets)
+        for tensor in new:
+            self.order.uses(COMPUTE, tensor, work, writes=True)
 
     def _read(self, operation: str, tensor: torch.Tensor) -> None:
         where = where_in_package()
@@ -166,15 +186,13 @@ class ShapesOnly(TorchDispatchMode):
         self.log.host_read(operation, where, self.task, self.reading)
 
 
-def where_in_package() -> str:
-    """Return the innermost place in this package that is not the rehearsal itself."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith(_PACKAGE) and not name.startswith(_HERE):
-            return f"{Path(name).relative_to(_PACKAGE)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
+def _targets(
+    operation: _Operation, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> frozenset[int]:
+    """Return the ids of the tensors that an operation writes."""
+    writes = [args[place] for place in operation.places if place < len(args)]
+    writes += [kwargs[named] for named in operation.names if named in kwargs]
+    return frozenset(id(tensor) for tensor in tensors_in(writes))
 
 
 Key = tuple[Any, ...]

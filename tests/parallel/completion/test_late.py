@@ -15,7 +15,6 @@ from echelon.parallel.completion.late import InFlightWatch, LateCompletion, Late
 from echelon.parallel.completion.late_memory import (
     LateBufferPool,
     LateCopyStreams,
-    LateFileOffloadStore,
 )
 from echelon.parallel.offload import OffloadPlace
 from echelon.parallel.offload.copying_store import CopyingOffloadStore
@@ -55,7 +54,7 @@ def late(tmp_path: Path) -> LateCompletion:
 STORES: dict[OffloadTarget, type] = {
     "none": MemoryOffloadStore,
     "host": CopyingOffloadStore,
-    "nvme": LateFileOffloadStore,
+    "nvme": CopyingOffloadStore,
 }
 
 

@@ -45,7 +45,7 @@ def lies_otherwise(patch: pytest.MonkeyPatch, name: str, **changes: Any) -> None
 @planted(whole_run.export)
 def rotary_pairs_side_by_side(patch: pytest.MonkeyPatch) -> None:
     """Write queries of a block with the two dims of each pair side by side, as Meta has them."""
-    lies_otherwise(patch, QUERY, order=RotaryPairs(period=8, start=0))
+    lies_otherwise(patch, QUERY, order=RotaryPairs(period=6, start=0))
 
 
 @planted(whole_run.export)
@@ -112,7 +112,7 @@ def imported_rows_have_another_order(patch: pytest.MonkeyPatch) -> None:
         found = right(*args)
         name = "layers.0.attention.k.weight"
         stored, source = found.sources[name]
-        source = replace(source, order=RotaryPairs(period=8, start=0))
+        source = replace(source, order=RotaryPairs(period=6, start=0))
         return replace(found, sources={**found.sources, name: (stored, source)})
 
     patch.setattr(whole_run, "find_weights", turned)
@@ -125,7 +125,7 @@ def names_with_pairs(*args: Any) -> WeightNaming | None:
     source: ParameterSource = naming.sources[QUERY]
     if not source.key.startswith("model."):
         return naming
-    source = replace(source, order=RotaryPairs(period=8, start=0))
+    source = replace(source, order=RotaryPairs(period=6, start=0))
     return replace(naming, sources={**naming.sources, QUERY: source})
 
 

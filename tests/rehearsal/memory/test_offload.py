@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from echelon.core.disk import PAGE_BYTES
-from echelon.rehearsal.memory import BUFFERS, RehearsedCopyStreams, RehearsedOffloadStore
+from echelon.rehearsal.memory import (
+    BUFFERS,
+    MISSING_WAIT,
+    RehearsedCopyStreams,
+    RehearsedOffloadStore,
+)
 from echelon.rehearsal.order import RankLog
 from echelon.rehearsal.shapes import META, ShapesOnly
 
@@ -17,7 +22,7 @@ def shapes() -> ShapesOnly:
 
 
 def store_of(shapes: ShapesOnly, num_buffers: int) -> RehearsedOffloadStore:
-    store = RehearsedOffloadStore(META, shapes.memory, num_buffers=num_buffers)
+    store = RehearsedOffloadStore(META, shapes.memory, shapes.order, num_buffers=num_buffers)
     for key in "abc":
         store.add(key, PAGE_BYTES, torch.float32)
     return store
@@ -45,7 +50,7 @@ def test_a_set_waits_until_a_buffer_is_free(shapes: ShapesOnly) -> None:
         store = store_of(shapes, 1)
         first, second = store.fetch(["a"]), store.fetch(["b"])
         assert (first.arrived(), second.arrived()) == (True, False)
-        with pytest.raises(AssertionError, match="all are taken"):
+        with pytest.raises(AssertionError, match="the caller has all of them"):
             second.wait()
         first.release()
         assert len(second.wait()) == 1
@@ -53,5 +58,24 @@ def test_a_set_waits_until_a_buffer_is_free(shapes: ShapesOnly) -> None:
 
 def test_copies_move_nothing() -> None:
     target = torch.ones(3)
-    RehearsedCopyStreams().copy("up", [(target, torch.empty(3, device=META))], []).synchronize()
+    streams = RehearsedCopyStreams(ShapesOnly(RankLog(0)).order, "slices")
+    streams.copy("up", [(target, torch.empty(3, device=META))], []).synchronize()
     assert target.tolist() == [1, 1, 1]
+
+
+def test_copies_are_ordered_by_their_marks(shapes: ShapesOnly) -> None:
+    """Sets that are fetched, changed and put hold; without the event of the change, the pair."""
+    with shapes:
+        store = store_of(shapes, 2)
+        for _ in range(2):
+            (tensor,) = store.fetch(["a"]).wait()
+            store.put(["a"], [tensor.add_(1.0)])
+        assert not shapes.flight.misuses
+        (tensor,) = store.fetch(["b"]).wait()
+        early = store._streams.record_event()
+        tensor.add_(1.0)
+        store._streams.copy("down", [(torch.empty_like(tensor), tensor)], [early])
+    (misuse,) = shapes.flight.misuses
+    assert misuse.rule == MISSING_WAIT
+    assert "add_ writes on stream compute" in misuse.text
+    assert "copy down slices reads on stream slices down" in misuse.text

@@ -5663,6 +5663,7 @@ this.qkv_bias = $rt.given(of.qkv_bias, false);
 this.output_bias = $rt.given(of.output_bias, false);
 this.mlp_bias = $rt.given(of.mlp_bias, false);
 this.initial_std = $rt.given(of.initial_std, 0.02);
+this.initial_spread = $rt.given(of.initial_spread, 0.0);
 this.dropout = $rt.given(of.dropout, 0.0);
 this.causal = $rt.given(of.causal, true);
 this.window = $rt.given(of.window, null);

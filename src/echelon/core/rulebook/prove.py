@@ -402,6 +402,18 @@ PROVE_TRAINER_RESUME = Rule(
     fixed="optimizer.load_state(checkpoint)",
 )
 
+PROVE_TRAINER_SCALE = Rule(
+    id="prove-trainer-scale",
+    why="""
+    In the run's own precision the loss scale follows overflows: it halves once as many came as the
+    hysteresis forgives, doubles after a window of steps without one, and then forgives as many
+    again. The trainer takes a few steps in which gradients are made to overflow, is saved and
+    resumed between them, and every step must have the scale that the rule gives.
+    """,
+    bad="if overflow: scale /= 2                         # and hysteresis_left stays at 0",
+    fixed="if grown: hysteresis_left = hysteresis",
+)
+
 PROVE_TRAINER_CHECKPOINT = Rule(
     id="prove-trainer-checkpoint",
     why="""
@@ -492,7 +504,9 @@ PROVE_IN_FLIGHT = Rule(
     why="""
     What an operation reads stays as it is, and what it fills is nobody else's, until it has been
     awaited. A buffer that is reused too early sends the next thing in the place of this one, or
-    both in part.
+    both in part. Kernels, copies, communicators and threads of files are streams: two accesses of
+    the same bytes need an event or a wait that orders them, which CPU ranks never miss. A vector
+    clock of each stream finds the pair.
     """,
     bad="pending = group.send(x, 1, name=name, tag=0); x.mul_(2); pending.wait()",
     fixed="pending = group.send(x, 1, name=name, tag=0); pending.wait(); x.mul_(2)",

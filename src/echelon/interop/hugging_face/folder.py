@@ -209,7 +209,7 @@ def _settings(shape: ModelShape) -> dict[str, object]:
     """Return every number of a shape that says what it computes, by name."""
     # How it was trained is no part of it, nor what was assumed, nor the width of an MLP that no
     # block has.
-    plain = replace(shape, name="", dropout=0.0, assumed=(), assume=False)
+    plain = replace(shape, name="", dropout=0.0, initial_spread=0.0, assumed=(), assume=False)
     if not plain.has_dense_blocks:
         plain = replace(plain, ffn=0)
     found: dict[str, object] = {}

@@ -24,6 +24,7 @@ MOST_RANKS_SHOWN = 64  # ranks
 _BESIDE = {
     "independent": "the one process beside an independent implementation",
     "whole_run": "a whole run of the trainer beside one process",
+    "resumed": "the trainer in the run's own precision",
     "data": "the data of the run compared with its records",
 }
 """Passes that judge other code than the steps of the ranks."""
@@ -122,7 +123,7 @@ def _changed(changes: Sequence[Mapping[str, Any]]) -> str:
         for c in changes
         if not isinstance(c["proven"], str)
     )
-    return f"\nchanged for the proof: {told}" if told else ""
+    return f"\nchanged: {told}" if told else ""
 
 
 def _short(value: object) -> str:
@@ -130,7 +131,7 @@ def _short(value: object) -> str:
     if isinstance(value, list | tuple):
         parts = [str(len(one)) if isinstance(one, list | tuple) else str(one) for one in value]
         return f"[{', '.join(parts)}]"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def _by_precision(passes: Sequence[Mapping[str, Any]]) -> DataTable:

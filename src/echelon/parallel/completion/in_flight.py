@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -35,6 +35,7 @@ from echelon.parallel.completion.memory import (
     touches,
     without,
 )
+from echelon.parallel.completion.streams import COMPUTE, Access, Moment, StreamOrder, StreamWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,8 @@ class LateOperation:
     """The addresses that it fills."""
     storages: Sequence[int] = ()
     """The storages that it reads and fills."""
+    end: Moment = field(default_factory=dict[str, int])
+    """Its end on its stream."""
 
 
 class InFlight:
@@ -98,14 +101,16 @@ class InFlight:
         self._free: dict[int, tuple[Span, OperationName]] = {}
         self._last_in: dict[int, OperationName] = {}
         self._told: set[tuple[RaceKind, str]] = set()
+        self._raced: set[str] = set()
+        self.order = StreamOrder(self._unordered)
+        """Accesses of all streams."""
         self._shown: list[LateOperation] | None = None
         self._hidden: set[LateOperation] = set()
 
     @property
     def watches(self) -> bool:
-        """Return whether to look at what this thread does: whether memory is in flight or free."""
-        busy = bool(self._running or self._free)
-        return busy and not getattr(self._thread, "quiet", 0)
+        """True if this thread is to be watched."""
+        return not getattr(self._thread, "quiet", 0)
 
     @contextmanager
     def unwatched(self) -> Iterator[None]:
@@ -124,8 +129,12 @@ class InFlight:
         reads: Sequence[Pair] = (),
         writes: Sequence[Pair] = (),
         must_wait: bool = True,
+        stream: str = "",
     ) -> LateOperation:
-        """Enter an operation that has started on private copies; poison what it is to fill."""
+        """Enter an operation that has started on private copies; poison what it is to fill.
+
+        `stream` has been given its work (`StreamOrder.give`); "" where threads note its accesses.
+        """
         kept = [tensor for tensor, _ in reads] if name.kind == ALL_GATHER else []
         parts = [
             (part, _part_of(private, tensor, part))
@@ -147,6 +156,12 @@ class InFlight:
             for part, _ in parts:
                 self.use(part, by=str(name), writes=True, reads=False)
                 poison(part)
+            if stream:
+                work = StreamWork(by=str(name), axis=name.axis, at=operation.at)
+                for pairs, fills in ((reads, False), (writes, True)):
+                    for tensor, _ in pairs:
+                        self.order.uses(stream, tensor, work, writes=fills)
+                operation.end = self.order.moment(stream)
             self._running.append(operation)
             self._storages.update(operation.storages)
             self.num_operations += 1
@@ -213,6 +228,22 @@ class InFlight:
                 if touches(tensor, freed):
                     self._race(RaceKind.USED_FREED, name, f"its memory is used by {by}")
 
+    def ran(
+        self, by: str, used: Sequence[tuple[torch.Tensor, bool]], made: Iterable[torch.Tensor]
+    ) -> None:
+        """Note that a kernel has used tensors, each with whether it wrote it, and made others."""
+        work = StreamWork(by=by, at=place_in_code())
+        for tensor, writes in (*used, *((tensor, True) for tensor in made)):
+            self.order.uses(COMPUTE, tensor, work, writes=writes)
+
+    def _unordered(self, earlier: Access, later: Access) -> None:
+        """Tell of two accesses without an order, unless their operation races in another way."""
+        if self._raced.isdisjoint((earlier.work.by, later.work.by)):
+            operation = later.work if later.work.axis else earlier.work
+            name = OperationName(kind="", name=operation.by, axis=operation.axis)
+            says = f"nothing orders two accesses of the same bytes: {earlier}; {later}"
+            self._race(RaceKind.UNORDERED, name, says)
+
     def free(self, memory: torch.Tensor) -> bool:
         """Learn that memory is given back, and poison it; False where it was free already."""
         span = span_of(memory)
@@ -275,6 +306,7 @@ class InFlight:
         if (kind, str(name)) in self._told:
             return
         self._told.add((kind, str(name)))
+        self._raced.add(str(name))
         self._tell(
             Race(
                 kind=kind,
@@ -304,6 +336,7 @@ class RaceKind(StrEnum):
     FREED = "freed in flight"
     USED_FREED = "used after it was freed"
     FREED_TWICE = "freed twice"
+    UNORDERED = "not ordered by streams"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,7 +380,11 @@ def place_in_code() -> str:
 _NUM_PLACES = 2
 """A kernel says little without who called it."""
 
-_OWN = (("echelon", "parallel", "completion"), ("echelon", "parallel", "transport"))
+_OWN = (
+    ("echelon", "parallel", "completion"),
+    ("echelon", "parallel", "transport"),
+    ("echelon", "proof", "verify"),
+)
 """Folders whose frames say nothing about who uses a tensor."""
 
 _PLUMBING = frozenset({"buffers", "contextlib", "tensor_memory"})

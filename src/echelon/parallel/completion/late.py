@@ -33,6 +33,7 @@ from echelon.parallel.completion.late_memory import (
     LateFileOffloadStore,
 )
 from echelon.parallel.completion.memory import private_copy, without
+from echelon.parallel.completion.streams import COMPUTE
 from echelon.parallel.offload import OffloadPlace, OffloadStore
 from echelon.parallel.offload.copying_store import CopyingOffloadStore
 from echelon.parallel.offload.host_memory import CopyStreams
@@ -103,20 +104,23 @@ class LateCompletion(Completion):
     def offload_store(self, place: OffloadPlace, device: torch.device) -> OffloadStore:
         """Return a place whose reads, writes and copies complete late.
 
-        What rests on the host is copied to where it is used and back, as for a GPU: a place that
-        gives the resting tensors themselves has nothing that could be late.
+        Slices are copied to a device and back, as for a GPU: a place that gives the resting
+        tensors themselves has nothing that could be late, and no streams.
         """
         if place.target == "host":
             side, streams = MemoryOffloadStore("host"), LateCopyStreams(self._flight, "slices")
             return CopyingOffloadStore(side, device, streams, num_buffers=place.num_buffers)
         if place.target == "nvme":
-            return LateFileOffloadStore(
+            streams = LateCopyStreams(self._flight, "slices")
+            side = LateFileOffloadStore(
                 place.folder,
                 place.rank,
                 place.num_buffers,
                 self._flight,
                 chunk_bytes=place.chunk_bytes,
+                settle=streams.settle,
             )
+            return CopyingOffloadStore(side, device, streams, num_buffers=place.num_buffers)
         return super().offload_store(place, device)
 
     def copy_streams(self, device: torch.device) -> CopyStreams:
@@ -164,19 +168,19 @@ class InFlightWatch(TorchDispatchMode):
     ) -> Any:
         """Look at the tensors, then run the operation."""
         kwargs = kwargs or {}
-        if self._flight.watches:
-            access = _access_of(func)
-            if access is not None:
-                for place, value in (*enumerate(args), *kwargs.items()):
-                    writes = place in access.written
-                    for tensor in _tensors(value):
-                        self._flight.use(
-                            tensor,
-                            by=access.name,
-                            writes=writes,
-                            reads=not (writes and access.overwrites),
-                        )
-        return func(*args, **kwargs)
+        access = _access_of(func) if self._flight.watches else None
+        if access is None:
+            return func(*args, **kwargs)
+        used: list[tuple[torch.Tensor, bool]] = []
+        for place, value in (*enumerate(args), *kwargs.items()):
+            writes = place in access.written
+            for tensor in _tensors(value):
+                reads = not (writes and access.overwrites)
+                self._flight.use(tensor, by=access.name, writes=writes, reads=reads)
+                used.append((tensor, writes))
+        out = func(*args, **kwargs)
+        self._flight.ran(access.name, used, () if access.fills_nothing else _tensors(out))
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +190,7 @@ class _Access:
     name: str
     written: frozenset[int | str]
     overwrites: bool
+    fills_nothing: bool
 
 
 @cache
@@ -201,7 +206,8 @@ def _access_of(func: Any) -> _Access | None:
         if argument.alias_info is not None and argument.alias_info.is_write:
             written |= {place, argument.name}
             out = out or argument.is_out
-    return _Access(name, frozenset(written), out or name in _OVERWRITES)
+    overwrites = out or name in _OVERWRITES
+    return _Access(name, frozenset(written), overwrites, fills_nothing=name.startswith("empty"))
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -228,6 +234,7 @@ class LatePending(Pending):
 
     def wait(self) -> None:
         self._flight.land(self._operation)
+        self._flight.order.wait(COMPUTE, self._operation.end)
 
 
 class LateGroup(Group):
@@ -325,7 +332,11 @@ class LateGroup(Group):
         async_op: bool,
     ) -> Pending:
         what = OperationName(kind=kind, name=name, axis=self.axis)
-        operation = self._flight.begin(what, real.wait, reads=reads, writes=writes)
+        # A communicator has a stream; messages have one for each pair, and share none here.
+        stream = f"{self.axis} {name}" if kind in ("send", "receive") else self.axis
+        order = self._flight.order
+        order.give(stream, order.moment(COMPUTE))
+        operation = self._flight.begin(what, real.wait, reads=reads, writes=writes, stream=stream)
         pending = LatePending(real, operation, self._flight)
         if not async_op:
             pending.wait()

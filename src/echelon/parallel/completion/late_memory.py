@@ -23,6 +23,7 @@ import torch
 from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.parallel.completion.in_flight import InFlight, LateOperation, OperationName
 from echelon.parallel.completion.memory import poison, private_copy
+from echelon.parallel.completion.streams import COMPUTE, Moment, OrderedMark, StreamWork
 from echelon.parallel.offload.file_store import (
     FileExtent,
     FileFetch,
@@ -32,7 +33,6 @@ from echelon.parallel.offload.file_store import (
 from echelon.parallel.offload.host_memory import (
     Allocate,
     BoundedBuffers,
-    CompletedEvent,
     CopyDirection,
     CopyStreams,
     StreamEvent,
@@ -90,16 +90,19 @@ class LateBuffers(BoundedBuffers[Owner]):
         super().clear()
 
 
-class LateCopyEnd(CompletedEvent):
-    """The mark of the end of a copy, which ends when it is waited for."""
+class LateMark(OrderedMark):
+    """A point in the work of a stream, such as the end of a copy, which ends when waited for."""
 
-    def __init__(self, land: Callable[[], None]) -> None:
-        """Hold what ends the copy and all those before it in its direction."""
-        self._land = land
+    def __init__(self, flight: InFlight, moment: Moment, land: Callable[[], None]) -> None:
+        """Hold the moment; `land` ends the copy and all earlier copies of its direction."""
+        super().__init__(flight.order, moment)
+        self._flight, self.land = flight, land
 
     def synchronize(self) -> None:
-        """Return when the copy has ended."""
-        self._land()
+        """Return when the copy has ended; an observer of a step does not wait for the rank."""
+        self.land()
+        if self._flight.watches:
+            super().synchronize()
 
 
 class LateCopyStreams(CopyStreams):
@@ -114,8 +117,8 @@ class LateCopyStreams(CopyStreams):
         self, direction: CopyDirection, copies: Sequence[TensorCopy], after: Iterable[StreamEvent]
     ) -> StreamEvent:
         """Start to copy once the marks are passed; return the mark of the end."""
-        for mark in after:
-            mark.synchronize()
+        order, stream = self._flight.order, f"{self._what} {direction}"
+        order.give(stream, *map(self._landed, after))
         with self._flight.unwatched():
             sources = [(source.detach(), private_copy(source)) for _, source in copies]
         operation = self._flight.begin(
@@ -124,6 +127,7 @@ class LateCopyStreams(CopyStreams):
             reads=sources,
             writes=[(target, copy) for (target, _), (_, copy) in zip(copies, sources, strict=True)],
             must_wait=False,
+            stream=stream,
         )
         queue = self._queues[direction]
         queue.append(operation)
@@ -132,11 +136,33 @@ class LateCopyStreams(CopyStreams):
             while not operation.landed and queue:
                 self._flight.land(queue.popleft())
 
-        return LateCopyEnd(land)
+        return LateMark(self._flight, operation.end, land)
+
+    def record_event(self) -> StreamEvent:
+        """Return the mark of the kernels so far."""
+        return LateMark(self._flight, self._flight.order.moment(COMPUTE), _nothing)
 
     def wait_for(self, mark: StreamEvent) -> None:
         """End what the computation waits for."""
-        mark.synchronize()
+        self._flight.order.wait(COMPUTE, self._landed(mark))
+
+    def settle(self) -> None:
+        """End the copies to the host for a thread that reads their targets; no stream waits."""
+        queue = self._queues["down"]
+        while queue:
+            self._flight.land(queue.popleft())
+
+    def _landed(self, mark: StreamEvent) -> Moment:
+        """End the copy of a mark; return its moment."""
+        if not isinstance(mark, LateMark):
+            mark.synchronize()
+            return {}
+        mark.land()
+        return mark.moment
+
+
+def _nothing() -> None:
+    """End nothing: kernels are done when they are asked for."""
 
 
 class LateFileOffloadStore(FileOffloadStore):
@@ -150,21 +176,34 @@ class LateFileOffloadStore(FileOffloadStore):
         flight: InFlight,
         *,
         chunk_bytes: int = TRAINING_PIECES.file_bytes,
+        settle: Callable[[], None] = _nothing,
     ) -> None:
-        """Make the file; EnvironmentProblem where the folder is missing or not writable."""
+        """Make the file; EnvironmentProblem where the folder is missing or not writable.
+
+        `settle` ends copies into the buffers, whose bytes are taken before threads write them.
+        """
         super().__init__(folder, rank, num_buffers, chunk_bytes=chunk_bytes)
         self._buffers = LateBuffers[FileFetch](num_buffers, plain_memory, flight)
         self._flight = flight
         self._moves: dict[FileFetch, LateOperation] = {}
         self._held: list[Event] = []
+        self._settle = settle
+        self._ends: dict[FileFetch, Moment] = {}
+        self._writes: dict[str, FileFetch] = {}
+        self._freed: dict[int, Moment] = {}
 
     def view(self, key: str) -> torch.Tensor:
         self._let_go()
-        return super().view(key)
+        tensor = super().view(key)
+        if self._flight.watches:
+            self._knows(self._ends.get(self._writes[key]) if key in self._writes else None)
+        return tensor
 
     def fetch(self, keys: Sequence[str], *, read: bool = True) -> FileFetch:
+        fetched = super().fetch(keys, read=read)
+        # Writes begin after the fetch, so that none has ended before it.
         self._let_go()
-        return super().fetch(keys, read=read)
+        return fetched
 
     def flush(self) -> None:
         self._let_go()
@@ -179,9 +218,16 @@ class LateFileOffloadStore(FileOffloadStore):
         """Return the tensors of a set once they have been read, and let them be seen."""
         self._let_go()
         tensors = super().wait_for(found)
+        self._knows(self._ends.get(found))
         if found in self._moves:
             self._flight.land(self._moves.pop(found))
         return tensors
+
+    def release(self, found: FileFetch) -> None:
+        """Use the buffer of a set for others; nobody uses bytes of a read under way."""
+        super().release(found)
+        if found.dropped:
+            self._flight.order.forget(_stream_of(found))
 
     def _start(
         self,
@@ -190,11 +236,15 @@ class LateFileOffloadStore(FileOffloadStore):
         move: Callable[[FileTransfer], None],
     ) -> None:
         parts = list(parts)
+        self._ends[found] = self._given(found)
         if not parts and found.buffer is not None:
             with self._flight.unwatched():
                 poison(found.buffer)
             return super()._start(found, parts, move)
-        private = [(place, _copied(part)) for place, part in parts]
+        if found.phase == "writing":
+            self._settle()
+        with self._flight.unwatched():
+            private = [(place, _copied(part)) for place, part in parts]
         pairs = [(part, copy) for (_, part), (_, copy) in zip(parts, private, strict=True)]
         reading = found.phase == "reading"
         keys = ", ".join(place.key for place in found.extents)
@@ -212,12 +262,65 @@ class LateFileOffloadStore(FileOffloadStore):
         else:
             self._held.append(go)
 
+        buffers = {place.key: part for place, part in parts}
+        if not reading:
+            self._writes.update(dict.fromkeys(buffers, found))
+
         def move_then(transfer: FileTransfer) -> None:
             go.wait()
             move(transfer)
+            self._moves_bytes(found, transfer, buffers[transfer.key], operation)
 
         self._flight.random.shuffle(private)
         return super()._start(found, private, move_then)
+
+    def _run(
+        self, found: FileFetch, transfer: FileTransfer, move: Callable[[FileTransfer], None]
+    ) -> None:
+        """Move one piece, in a thread, which knows what its giver knew."""
+        with self._flight.order.on(_stream_of(found)):
+            super()._run(found, transfer, move)
+
+    def _may_move(self, transfer: FileTransfer) -> bool:
+        """Return once an earlier write of the same key is done, and known: False at the end."""
+        may_move = super()._may_move(transfer)
+        if transfer.after is not None:
+            self._knows(self._ends.get(transfer.after))
+        return may_move
+
+    def _moves_bytes(
+        self,
+        found: FileFetch,
+        transfer: FileTransfer,
+        buffer: torch.Tensor,
+        operation: LateOperation,
+    ) -> None:
+        """Note in a thread that bytes of a file were read into a buffer or written from it."""
+        order, stream, name = self._flight.order, _stream_of(found), operation.name
+        reading = name.kind == "read"
+        work = StreamWork(by=str(name), axis=name.axis, at=operation.at)
+        order.uses(stream, buffer, work, writes=reading)
+        span = transfer.start, transfer.start + len(transfer.memory)
+        order.uses_bytes(stream, ((id(self), "file"), span), work, writes=not reading)
+        self._ends[found] = order.moment(stream)
+        if found.dropped:
+            order.forget(stream)
+
+    def _given(self, fetched: FileFetch) -> Moment:
+        """The moment when a set gets work: this thread's, and the ends that it has seen."""
+        order, stream = self._flight.order, _stream_of(fetched)
+        assert fetched.buffer is not None, "a set that is given work has a buffer"
+        order.give(stream, self._freed.get(fetched.buffer.data_ptr(), {}))
+        for place in fetched.extents:
+            write = self._writes.get(place.key)
+            if write is not None and write.left == 0:
+                order.wait(stream, self._ends[write])
+        return order.moment(stream)
+
+    def _knows(self, moment: Moment | None) -> None:
+        """Let this thread know a moment."""
+        if moment is not None:
+            self._flight.order.wait(self._flight.order.here, moment)
 
     def _moved(self, found: FileFetch) -> None:
         """Go on with a set whose last byte has arrived; a write ends here."""
@@ -229,6 +332,10 @@ class LateFileOffloadStore(FileOffloadStore):
         """Give the buffer of a set to others; what was read into it is not wanted any more."""
         if found.phase != "writing" and found in self._moves:
             self._flight.land(self._moves.pop(found))
+        assert found.buffer is not None, "a set without a buffer is not freed"
+        # This thread has seen that others are done with it.
+        self._knows(self._ends.get(found))
+        self._freed[found.buffer.data_ptr()] = self._flight.order.moment(self._flight.order.here)
         super()._free(found)
 
     def _let_go(self) -> None:
@@ -236,6 +343,11 @@ class LateFileOffloadStore(FileOffloadStore):
         for go in self._held:
             go.set()
         self._held.clear()
+
+
+def _stream_of(fetched: FileFetch) -> str:
+    """Return the stream of the threads that move a set one way."""
+    return f"{fetched.phase} {id(fetched)}"
 
 
 def _copied(part: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,20 @@ def span_of(tensor: torch.Tensor) -> Span:
     return start, start + (last + 1) * tensor.element_size()
 
 
+def extent_of(tensor: torch.Tensor) -> Span:
+    """The first byte of a tensor in its storage, and the one after its last."""
+    if not tensor.numel():
+        return 0, 0
+    size = tensor.element_size()
+    begin = int(tensor.storage_offset())
+    if tensor.is_contiguous():
+        return begin * size, (begin + tensor.numel()) * size
+    last = begin + sum(
+        (length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return begin * size, (last + 1) * size
+
+
 def storage_of(tensor: torch.Tensor) -> int:
     """Return what tells the storage of a tensor from others that are alive."""
     return tensor.untyped_storage().data_ptr()

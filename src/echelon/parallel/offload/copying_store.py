@@ -15,7 +15,12 @@ import torch
 
 from echelon.core.disk import round_up_to_pages
 from echelon.parallel.offload.file_store import FileFetch, FileOffloadStore
-from echelon.parallel.offload.host_memory import BoundedBuffers, CopyStreams, StreamEvent
+from echelon.parallel.offload.host_memory import (
+    BoundedBuffers,
+    CopyStreams,
+    StreamEvent,
+    storage_key,
+)
 from echelon.parallel.offload.store import (
     ImmediateFetch,
     MemoryOffloadStore,
@@ -162,7 +167,7 @@ class CopyingOffloadStore:
         buffer = torch.empty(size, dtype=torch.uint8, device=self._device)
         self._streams.record_use(buffer)
         # New memory may still be read by what was computed in it before.
-        self._free_after[buffer.data_ptr()] = self._streams.record_event()
+        self._free_after[storage_key(buffer)] = self._streams.record_event()
         return buffer
 
     def _start_what_arrived(self) -> None:
@@ -184,13 +189,13 @@ class CopyingOffloadStore:
             start += round_up_to_pages(size)
         copies = list(zip(found.tensors, found.on_host.wait(), strict=True)) if found.read else []
         after = [self._written[key] for key in found.keys if key in self._written]
-        after.append(self._free_after[buffer.data_ptr()])
+        after.append(self._free_after[storage_key(buffer)])
         found.buffer, found.copied = buffer, self._streams.copy("up", copies, after)
         return True
 
     def _free(self, found: CopiedFetch, mark: StreamEvent) -> None:
         assert found.buffer is not None, "a set without a buffer is not freed"
         found.done = True
-        self._free_after[found.buffer.data_ptr()] = mark
+        self._free_after[storage_key(found.buffer)] = mark
         self._buffers.give_back(found.buffer)
         found.buffer = None

@@ -88,6 +88,11 @@ def _allocate(pages: type[_Pages], size: int, doing: str) -> torch.Tensor:
     return torch.frombuffer(held, dtype=torch.uint8, count=size)
 
 
+def storage_key(tensor: torch.Tensor) -> int:
+    """The key of the storage of a tensor among all that are alive, with or without memory."""
+    return tensor.untyped_storage()._cdata
+
+
 class BoundedBuffers(Generic[Owner]):
     """Lend at most `count` buffers at once, each as large as the largest set so far."""
 
@@ -108,17 +113,18 @@ class BoundedBuffers(Generic[Owner]):
         if buffer is None or buffer.nbytes < self._largest:
             # One that is too small for some set is so for good: sets come round again every step.
             buffer = self._allocate(self._largest)
-        self._taken[buffer.data_ptr()], self.owners[buffer.data_ptr()] = buffer, owner
+        key = storage_key(buffer)
+        self._taken[key], self.owners[key] = buffer, owner
         return buffer
 
     def give_back(self, buffer: torch.Tensor) -> None:
         """Take a buffer back."""
-        del self.owners[buffer.data_ptr()]
-        self._free.append(self._taken.pop(buffer.data_ptr()))
+        del self.owners[storage_key(buffer)]
+        self._free.append(self._taken.pop(storage_key(buffer)))
 
     def owner_of(self, tensors: Sequence[torch.Tensor]) -> Owner | None:
         """Return whose buffer tensors are in; None for those that are in none."""
-        found = {self.owners.get(tensor.untyped_storage().data_ptr()) for tensor in tensors}
+        found = {self.owners.get(storage_key(tensor)) for tensor in tensors}
         assert len(found) == 1, "tensors of several fetches are put at once"
         return found.pop()
 

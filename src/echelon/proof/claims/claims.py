@@ -122,7 +122,7 @@ RACE_CLAIMS: tuple[ProofClaim, ...] = (
     ProofClaim(
         rules.PROVE_IN_FLIGHT,
         "what an operation reads and fills is left alone until it is awaited",
-        late_checks.races(RaceKind.CHANGED),
+        late_checks.races(RaceKind.CHANGED, RaceKind.UNORDERED),
     ),
     ProofClaim(
         rules.PROVE_FREED,
@@ -134,6 +134,7 @@ RACE_CLAIMS: tuple[ProofClaim, ...] = (
 
 CLAIMS: tuple[ProofClaim, ...] = (
     *RACE_CLAIMS,
+    *(replace(claim, needs=CapturedEvidence) for claim in RACE_CLAIMS[:2]),
     ProofClaim(
         rules.PROVE_NOTHING_DROPPED,
         "nothing dropped: parameters, blocks, samples",

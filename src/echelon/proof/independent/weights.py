@@ -3,7 +3,8 @@
 
 A matrix is [out, in]. First values are normal with the model's standard deviation; those of the
 matrices that write to the residual stream (`o`, `down`) have it divided by sqrt(2 x blocks) (GPT-2,
-2019, section 2.3); norms begin with 1, biases with 0. The value at an index is that of the key
+2019, section 2.3); norms begin with 1, biases with 0, or
+uniform within a spread around it. The value at an index is that of the key
 ("parameter", seed, name), rounded to float32.
 
 Over adapters (Hu et al., "LoRA", 2021) all of this is frozen. A layer with one has two matrices
@@ -113,7 +114,9 @@ def first_values(model: ModelShape, seed: int) -> dict[str, torch.Tensor]:
             within = torch.from_numpy((2 * drawn - 1) * fact.bound)
             values[name] = within.to(torch.float32).reshape(fact.shape)
         elif fact.std is None:
-            values[name] = torch.full(fact.shape, fact.constant)
+            drawn = uniforms(key_of("parameter", seed, name), 0, math.prod(fact.shape))
+            around = torch.from_numpy(fact.constant + (2 * drawn - 1) * model.initial_spread)
+            values[name] = around.to(torch.float32).reshape(fact.shape)
         else:
             drawn = normals(key_of("parameter", seed, name), math.prod(fact.shape))
             values[name] = (drawn * fact.std).to(torch.float32).reshape(fact.shape)

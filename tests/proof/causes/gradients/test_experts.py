@@ -21,7 +21,7 @@ from tests.proof.replicas import replicas
 BALANCE = Balance(kind="aux", aux_coefficient=0.5, aux_over="sequence", z_coefficient=0.25)
 PLAN = shrink(plan_of(model=MIXTRAL, dp_shard=2, ep=2, balance=BALANCE), precision="fp64")
 EXPERT = "layers.1.mlp.experts.0.down.weight"
-REMOTE = "layers.1.mlp.experts.2.down.weight"
+REMOTE = "layers.1.mlp.experts.3.down.weight"
 ROUTER = "layers.1.mlp.router.weight"
 RIGHT = run_oracle(PLAN, 1)[0].gradients
 
@@ -39,13 +39,13 @@ def told(name: str, gradient: object) -> ProofFinding:
 def test_an_expert_that_has_the_gradient_of_another_rank_s_is_permuted() -> None:
     finding = told(EXPERT, RIGHT[REMOTE])
     assert (finding.factor, finding.axis, finding.ranks) == ("experts permuted", "ep", (0, 1))
-    assert finding.description == "the gradient of expert 2: experts are permuted"
+    assert finding.description == "the gradient of expert 3: experts are permuted"
 
 
 def test_a_sum_over_the_wrong_ranks_holds_the_gradients_of_other_experts() -> None:
     finding = told(EXPERT, RIGHT[EXPERT] + RIGHT[REMOTE])
     assert (finding.factor, finding.axis) == ("wrong group", "ep")
-    assert "summed with the gradients of experts 2" in finding.description
+    assert "summed with the gradients of experts 3" in finding.description
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ _NO_TOKENS: dict[str, object] = {
 _ASKED = (
     "name layers hidden heads kv_heads head_dim ffn vocab max_positions gated activation tied norm "
     "norm_eps positions rope_theta rope_scaling qk_norm qkv_bias output_bias mlp_bias initial_std "
-    "dropout causal window latent experts lora assumed assume"
+    "initial_spread dropout causal window latent experts lora assumed assume"
 )
 """Fields of a shape that the classes below ask about, or that change no number of theirs."""
 
