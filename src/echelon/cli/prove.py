@@ -80,10 +80,10 @@ def prove(
             raise bad_argument("a module is proven under a run, without these flags", example)
         return _prove_module(module, run or "nano", settings, as_json=json)
     if subject is not None and subject.partition(":")[0].endswith(".py"):
-        if run is not None or settings or any((independent, late, export, out)):
+        if run is not None or settings or any((independent, export, out)):
             example = f"echelon prove --subject {subject}"
             raise bad_argument("a run and its flags say nothing of a program", example)
-        return _prove_file(subject, ranks, bisect=bisect, as_json=json)
+        return _prove_file(subject, ranks, bisect=bisect, late=late, as_json=json)
     if run is None:
         examples = ("echelon prove nano", "echelon prove --subject verify_ddp.py")
         raise bad_argument("what is to be proven: a run, or the file of a program", *examples)
@@ -186,7 +186,7 @@ def _prove_module(module: str, run: str, settings: Sequence[str], *, as_json: bo
     return _conclude(proof, "program", as_json=as_json)
 
 
-def _prove_file(subject: str, ranks: int | None, *, bisect: bool, as_json: bool) -> int:
+def _prove_file(subject: str, ranks: int | None, *, bisect: bool, late: bool, as_json: bool) -> int:
     from echelon.api.verifying import bisect_program, verify
     from echelon.config.reading import (
         DEVICE_FUNCTION,
@@ -200,10 +200,10 @@ def _prove_file(subject: str, ranks: int | None, *, bisect: bool, as_json: bool)
     require_program(file, (DEVICE_FUNCTION, function))
     note(f"proving {subject} beside one device ...")
     with working("proving", lines=not as_json):
-        proof = verify(subject, ranks=ranks)
+        proof = verify(subject, ranks=ranks, late=late)
     if not is_first_rank():
         return 0 if proof.proven else 1
-    smallest = partial(bisect_program, subject, ranks=ranks) if bisect else None
+    smallest = partial(bisect_program, subject, ranks=ranks, late=late) if bisect else None
     return _conclude(proof, "program", bisect=smallest, as_json=as_json)
 
 

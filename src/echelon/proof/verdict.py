@@ -113,13 +113,15 @@ class Proof(ProofVerdict):
     """How one device fares beside the independent implementation, where it was asked for."""
     whole_run: ProofPass | None = None
     """How a whole run of our trainer fares, from data to text, where there was one."""
+    resumed: ProofPass | None = None
+    """How our trainer fares in the plan's own precision, resumed between overflows."""
     data: ProofPass | None = None
     """How the data of the run fare, where they were given; without claims if they are not here."""
 
     @property
     def every_pass(self) -> tuple[ProofPass, ...]:
         """Return the passes, and those beside them that there are."""
-        beside = (self.independent, self.whole_run, self.data)
+        beside = (self.independent, self.whole_run, self.resumed, self.data)
         return (*self.passes, *(one for one in beside if one is not None))
 
     def to_json(self) -> dict[str, object]:
@@ -140,6 +142,7 @@ class Proof(ProofVerdict):
             "passes": [pass_json(one) for one in self.passes],
             "independent": pass_json(self.independent),
             "whole_run": pass_json(self.whole_run),
+            "resumed": pass_json(self.resumed),
             "data": pass_json(self.data),
         }
 

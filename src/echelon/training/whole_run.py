@@ -3,7 +3,8 @@
 
 `write_data` prepares documents as a user's data are (on one rank); `train` runs the real loop on
 every rank: the first plan to its end, validating and saving on the way, then the second plan, which
-resumes where the first one stood in the middle; `read_back` (on one rank) reads the last
+resumes where the first one stood in the middle; `train_and_resume` has one plan, overflows, and
+several resumes; `read_back` (on one rank) reads the last
 checkpoint, and writes on from prompts: over a cache, as `echelon generate` does, and without one.
 These two paths through the model are each compared with one process that was written independently.
 `export` (on one rank) writes the last checkpoint in the formats of other tools, and reads each
@@ -17,10 +18,10 @@ export.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -46,8 +47,9 @@ from echelon.training.checkpoint.load import load_checkpoint
 from echelon.training.data.dataset import TokenDataset, document_starts
 from echelon.training.data.tokenizer import ByteTokenizer
 from echelon.training.data.writer import DatasetWriter
+from echelon.training.engine import TrainEngine
 from echelon.training.inference import GenerateTask, generate_rank
-from echelon.training.loop import RankTask, TrainLoop
+from echelon.training.loop import RankTask, TrainLoop, digests
 from echelon.training.observer import StepFacts
 from echelon.training.steps.expert_balance import ROUTER_BIAS, whole_shards
 from echelon.training.weights.files import find_weights
@@ -109,6 +111,65 @@ class WholeRunObserver:
         """Leave what was kept: whoever made this writes it."""
 
 
+class StateObserver(WholeRunObserver):
+    """Keep the state of an engine where a run begins and is saved, and make steps overflow."""
+
+    def __init__(self, overflows: Collection[int] = ()) -> None:
+        """Put an infinite number into a gradient of these steps, counted from 0."""
+        super().__init__()
+        self._overflows, self._step = overflows, 0
+        self._engine: TrainEngine | None = None
+
+    def watch(self, engine: TrainEngine) -> None:
+        """Look at this engine, which has taken no step."""
+        self._engine = engine
+        engine.on_gradients = self._overflow
+
+    def stepped(self, facts: StepFacts) -> None:
+        """Keep what a step says, and count it."""
+        super().stepped(facts)
+        self._step = facts.step
+
+    def validated(self, step: int, loss: float) -> None:
+        """Keep the state at the start, which is validated before its first step."""
+        if not self.told:
+            self._step = step
+            self._note(step)
+        super().validated(step, loss)
+
+    def saved(self, step: int, path: Path) -> None:
+        """Keep the state that was saved."""
+        self._note(step)
+
+    def _note(self, step: int) -> None:
+        assert self._engine is not None, "it is watched"
+        state = dict(_flat("", self._engine.position()))
+        for kind, shards in self._engine.checkpoint_state().items():
+            named = {name: list(held) for name, held in shards.items()}
+            state |= {f"{kind} {name}": value for name, value in digests(named).items()}
+        self.told.append({"kind": "state", "step": step, "state": state})
+
+    def _overflow(self) -> None:
+        """Put an infinite number where the first trained parameter begins, on all who hold that."""
+        assert self._engine is not None, "it is watched"
+        if self._step not in self._overflows:
+            return
+        specs = parameters(self._engine.plan.model)
+        name = next(spec.name for spec in specs if not spec.frozen)
+        for shard in self._engine.gradients().get(name, ()):
+            if not any(shard.offset) and shard.tensor.numel():
+                shard.tensor[(0,) * shard.tensor.dim()] = torch.inf
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the entries of nested objects under dotted names."""
+    if not isinstance(value, dict):
+        yield name, value
+        return
+    for key, inner in cast("dict[str, Any]", value).items():
+        yield from _flat(f"{name}.{key}" if name else key, inner)
+
+
 def write_data(context: RankContext, argument: Mapping[str, Any]) -> None:
     """Write the documents of `argument` (`texts`) to `folder`/data, one after the other."""
     encoder = ByteTokenizer()
@@ -130,6 +191,23 @@ def train(context: RankContext, argument: Mapping[str, Any]) -> None:
     _run(context, folder, 0, first, resume=None)
     middle = checkpoint_path(folder / "run-0" / "checkpoints", argument["saved_after"])
     _run(context, folder, 1, second, resume=str(middle))
+
+
+def train_and_resume(context: RankContext, argument: Mapping[str, Any]) -> None:
+    """Train `plan` to its end, and again from the checkpoint after each of `saved_after` steps.
+
+    A gradient of each step in `overflows` has an infinite number. `run-N-rank-RRRR.json` has the
+    state of the engine too, at each checkpoint and where a run begins: hashes of its tensors, and
+    its position.
+    """
+    plan, folder = Plan.from_json(argument["plan"]), Path(argument["folder"])
+    job = _job(plan, {**argument, "saved_after": 1})
+    overflows = argument["overflows"]
+    _run(context, folder, 0, job, resume=None, observer=StateObserver(overflows))
+    for number, step in enumerate(argument["saved_after"], start=1):
+        saved = checkpoint_path(folder / "run-0" / "checkpoints", step)
+        observer = StateObserver(overflows)
+        _run(context, folder, number, job, resume=str(saved), observer=observer)
 
 
 def read_back(context: RankContext, argument: Mapping[str, Any]) -> None:
@@ -215,8 +293,16 @@ def _job(plan: Plan, argument: Mapping[str, Any]) -> Job:
     )
 
 
-def _run(context: RankContext, folder: Path, number: int, job: Job, *, resume: str | None) -> None:
-    observer = WholeRunObserver()
+def _run(
+    context: RankContext,
+    folder: Path,
+    number: int,
+    job: Job,
+    *,
+    resume: str | None,
+    observer: StateObserver | None = None,
+) -> None:
+    noted = observer or WholeRunObserver()
     task = RankTask(
         job=job,
         run_dir=str(folder / f"run-{number}"),
@@ -224,14 +310,16 @@ def _run(context: RankContext, folder: Path, number: int, job: Job, *, resume: s
         observer=f"{__name__}:{WholeRunObserver.__name__}",
         resume=resume,
     )
-    loop = TrainLoop(context, task, observer)
+    loop = TrainLoop(context, task, noted)
+    if observer is not None:
+        observer.watch(loop.engine)
     try:
         loop.run()
         loop.engine.model.gathering.settle()
     finally:
         loop.engine.close()
     path = folder / f"run-{number}-rank-{context.rank:04d}.json"
-    path.write_text(json.dumps(observer.told), encoding="utf-8")
+    path.write_text(json.dumps(noted.told), encoding="utf-8")
 
 
 @torch.no_grad()

@@ -61,6 +61,7 @@ def proof(*, holds: bool, error: float | str = 3e-16) -> dict[str, Any]:
         "independent": None,
         "whole_run": None,
         "data": None,
+        "resumed": None,
     }
 
 

@@ -402,6 +402,18 @@ PROVE_TRAINER_RESUME = Rule(
     fixed="optimizer.load_state(checkpoint)",
 )
 
+PROVE_TRAINER_SCALE = Rule(
+    id="prove-trainer-scale",
+    why="""
+    In the run's own precision the loss scale follows overflows: it halves once as many came as the
+    hysteresis forgives, doubles after a window of steps without one, and then forgives as many
+    again. The trainer takes a few steps in which gradients are made to overflow, is saved and
+    resumed between them, and every step must have the scale that the rule gives.
+    """,
+    bad="if overflow: scale /= 2                         # and hysteresis_left stays at 0",
+    fixed="if grown: hysteresis_left = hysteresis",
+)
+
 PROVE_TRAINER_CHECKPOINT = Rule(
     id="prove-trainer-checkpoint",
     why="""

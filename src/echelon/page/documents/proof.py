@@ -24,6 +24,7 @@ MOST_RANKS_SHOWN = 64  # ranks
 _BESIDE = {
     "independent": "the one process beside an independent implementation",
     "whole_run": "a whole run of the trainer beside one process",
+    "resumed": "the trainer in the run's own precision",
     "data": "the data of the run compared with its records",
 }
 """Passes that judge other code than the steps of the ranks."""

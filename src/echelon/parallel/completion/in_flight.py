@@ -380,7 +380,11 @@ def place_in_code() -> str:
 _NUM_PLACES = 2
 """A kernel says little without who called it."""
 
-_OWN = (("echelon", "parallel", "completion"), ("echelon", "parallel", "transport"))
+_OWN = (
+    ("echelon", "parallel", "completion"),
+    ("echelon", "parallel", "transport"),
+    ("echelon", "proof", "verify"),
+)
 """Folders whose frames say nothing about who uses a tensor."""
 
 _PLUMBING = frozenset({"buffers", "contextlib", "tensor_memory"})

@@ -204,6 +204,14 @@ PROMPTS: tuple[tuple[int, ...], ...] = (
 _LETTERS = "abcdefghijklmnopqrstuvwxyz "
 
 
+def with_bytes(plan: Plan) -> Plan:
+    """Return the plan with a vocabulary that has every byte, with the same remainder over `tp`."""
+    tp = plan.mesh.tp
+    vocab = VOCABULARY + (plan.model.vocab - VOCABULARY) % tp
+    model = replace(plan.model, vocab=vocab)
+    return replace(plan, mathematics=replace(plan.mathematics, model=model))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTexts:
     """Hold the documents of both parts, in order."""

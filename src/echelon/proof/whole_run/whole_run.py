@@ -52,7 +52,6 @@ from echelon.proof.whole_run.exported import Export, RunExports, exports_of, has
 from echelon.proof.whole_run.one_device import (
     END_OF_DOCUMENT,
     PROMPTS,
-    VOCABULARY,
     OneDeviceRun,
     RunTexts,
     batch_of_step,
@@ -61,7 +60,9 @@ from echelon.proof.whole_run.one_device import (
     num_samples_of,
     run_on_one_device,
     texts_for,
+    with_bytes,
 )
+from echelon.proof.whole_run.own_precision import has_own_run, own_precision_pass
 
 _OURS = "echelon.training.whole_run"
 
@@ -121,7 +122,8 @@ def prove_with_whole_run(
 ) -> Proof:
     """Prove a plan, as `echelon prove` does; `own_precision` and `late` as in `proof.run.prove`.
 
-    Where all of it holds, and no other engine is the subject, a whole run of the trainer follows.
+    Where all of it holds, and no other engine is the subject, a whole run of the trainer follows,
+    and a run in a precision of few digits with overflows and resumes.
     With `export`, and always where adapters are merged or a family of transformers lays weights out
     otherwise, it ends with exports. ConfigError for `export` where no whole run follows.
     """
@@ -137,6 +139,10 @@ def prove_with_whole_run(
     proof = prove(plan, run_ranks=run_ranks, subject=engine, own_precision=own_precision, late=late)
     if not ours or not proof.proven:
         return proof
+    if own_precision and has_own_run(plan):
+        PROGRESS.info("a run in its own precision: overflows, resumes")
+        resumed = own_precision_pass(without_losses(plan), run_ranks=run_ranks)
+        proof = replace(proof, resumed=resumed)
     # Rounded sums are judged by their bounds, and a lost island by its replay. The trainer runs
     # with exact sums, and loses none.
     small = shrink(with_exact_sums(without_losses(plan)), precision="fp64")
@@ -183,14 +189,6 @@ def whole_run_pass(
         *run.exported,
     )
     return ProofPass(precision="fp64", claims=claims, diagnosis=_diagnosis(claims))
-
-
-def with_bytes(plan: Plan) -> Plan:
-    """Return the plan with a vocabulary that has every byte, with the same remainder over `tp`."""
-    tp = plan.mesh.tp
-    vocab = VOCABULARY + (plan.model.vocab - VOCABULARY) % tp
-    model = replace(plan.model, vocab=vocab)
-    return replace(plan, mathematics=replace(plan.mathematics, model=model))
 
 
 def _dropping_by_position(plan: Plan) -> Plan:
