@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from echelon.parallel.completion.in_flight import RaceKind
 from echelon.parallel.completion.late_program import LateProgram, LateWork
@@ -15,7 +17,7 @@ from echelon.parallel.completion.late_program import LateProgram, LateWork
 @pytest.fixture(autouse=True)
 def alone() -> Iterator[None]:
     """A process group of one rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
@@ -43,7 +45,7 @@ def test_a_buffer_that_is_used_too_early_is_a_race() -> None:
     late, whole, part = LateProgram(0, 1), torch.zeros(2), torch.ones(2)
     late.name_of = lambda tensor: f"buffer of {tensor.numel()}"
     with late.patched(), late.watching():
-        work = dist.all_gather_into_tensor(whole, part, async_op=True)
+        work: Any = dist.all_gather_into_tensor(whole, part, async_op=True)
         part.add_(1)
         (whole * 2).sum()
         work.wait()
@@ -59,10 +61,11 @@ def test_what_is_synchronous_or_not_contiguous_is_not_delayed() -> None:
         dist.all_reduce(x)
         work = dist.broadcast(x.t(), 0, async_op=True)
         assert not isinstance(work, LateWork)
-        done = dist.all_reduce(x, async_op=True)
+        done: Any = dist.all_reduce(x, async_op=True)
         done.get_future().wait()
         assert x.sum() == 4
-        while not dist.all_reduce(x, async_op=True).is_completed():
+        other: Any = dist.all_reduce(x, async_op=True)
+        while not other.is_completed():
             pass
     assert late.races == []
     assert late.num_operations >= 2
