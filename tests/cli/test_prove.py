@@ -102,6 +102,31 @@ def test_exports_without_a_whole_run_are_refused(
     assert "exports end a whole run" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flags", [(), ("--set", "precision.parameters=bf16")])
+def test_a_quick_proof_says_what_it_leaves_out(
+    flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["prove", "nano", "--set", "mesh.tp=2", "--quick", *flags]) == 0
+    dtype = "bf16" if flags else "fp32"
+    page = " ".join(capsys.readouterr().out.split())
+    left_out = f"{dtype}, 2 of 5 steps, a whole run of the trainer"
+    assert f"A quick proof. It leaves out {left_out}." in page
+    assert "3 steps, seed 0" in page
+    assert main(["prove", "nano", "--set", "mesh.tp=2", "--quick", "--json", *flags]) == 0
+    proof = json.loads(capsys.readouterr().out)["proof"]
+    assert proof["left_out"] == [dtype, "2 of 5 steps", "a whole run of the trainer"]
+    assert (proof["num_steps"], proof["whole_run"]) == (3, None)
+    assert [judged["precision"] for judged in proof["passes"]] == ["fp64"]
+
+
+@pytest.mark.parametrize("flag", ["--bisect", "--independent", "--export"])
+def test_a_quick_proof_has_nothing_for_the_flags_of_a_whole_one(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["prove", "nano", "--quick", flag]) == 2
+    assert "--quick leaves out the parts" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_json_holds_the_whole_proof(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", "nano", *SPLIT, "--json"]) == 0

@@ -100,6 +100,7 @@ def test_widths_of_blocks_with_a_scale_are_among_the_relations() -> None:
     assert {name for name in told if "fp8_block" in name} == {
         "fp8_block divides hidden",
         "tp x fp8_block divides heads x head_dim",
+        "tp x fp8_block divides kv_heads x head_dim",
         "tp x fp8_block divides ffn",
     }
 

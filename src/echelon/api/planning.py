@@ -333,6 +333,23 @@ def prove(
         return replace(proof, data=data_pass(plan, data, run_ranks=run_ranks))
 
 
+def prove_quickly(plan: GivenPlan, *, subject: str | None = None, late: bool = False) -> Proof:
+    """Return the proof of the first steps of `plan`, in float64; `proof.left_out` names the rest.
+
+    `subject` and `late` mean the same as in `prove`. Only these steps are proven.
+    """
+    plan = plan_from_given(plan)
+    with ranks_of(plan, subject) as run_ranks:
+        from echelon.proof.run import OUR_ENGINE
+        from echelon.proof.run import prove as prove_steps
+
+        engine = subject or OUR_ENGINE
+        proof = prove_steps(plan, run_ranks=run_ranks, subject=engine, late=late, quick=True)
+    if subject is not None:
+        return proof
+    return replace(proof, left_out=(*proof.left_out, "a whole run of the trainer"))
+
+
 def bisect(
     plan: GivenPlan, *, subject: str | None = None, late: bool = False, export: bool = False
 ) -> Bisection | None:

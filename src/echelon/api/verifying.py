@@ -37,12 +37,14 @@ STILL_S = 15.0
 """How long all ranks may wait for one another while none of them computes."""
 
 
-def verify(subject: str | Path, *, ranks: int | None = None) -> SubjectProof:
+def verify(subject: str | Path, *, ranks: int | None = None, late: bool = False) -> SubjectProof:
     """Return the proof of a Python file with `one_device` and `on_rank`, by ranks started here.
 
     The file's MESH says how many ranks there are; `ranks` may state it, or give a file without a
     mesh data-parallel ones; `FILE:function` takes another function for the program of a rank
-    than `on_rank`. Under torchrun the ranks that it started are joined. `proof.proven` is
+    than `on_rank`. With `late` the program's asynchronous calls of `torch.distributed` complete
+    when they are awaited, and not before. Under torchrun the ranks that it started are joined,
+    and `late` is refused. `proof.proven` is
     the answer; `proof.require()` raises ProofFailed, and so does this where ranks wait for one
     another and none will come. ConfigError for a mistake in the file, with the line of it;
     RankFailure for a rank that is killed or stuck.
@@ -53,8 +55,14 @@ def verify(subject: str | Path, *, ranks: int | None = None) -> SubjectProof:
     from echelon.launch.environment import is_launched
 
     if is_launched():
+        if late:
+            from echelon.core.errors import ConfigError
+            from echelon.core.rulebook.verify import VERIFY_MESH
+
+            problem = "late completion is watched on ranks that are started here, not by torchrun"
+            raise ConfigError(VERIFY_MESH.problem(problem, suggestions=("without torchrun",)))
         return _join(Path(subject), ranks)
-    return verify_here(Path(subject), num_ranks=ranks)
+    return verify_here(Path(subject), num_ranks=ranks, given={"late": late})
 
 
 def verify_here(
@@ -90,7 +98,9 @@ def verify_here(
         raise
 
 
-def bisect_program(subject: str | Path, *, ranks: int | None = None) -> Bisection | None:
+def bisect_program(
+    subject: str | Path, *, ranks: int | None = None, late: bool = False
+) -> Bisection | None:
     """Return the smallest program that fails as a Python file does; None where it is proven.
 
     Degrees of its MESH and other numbers in capitals at its top are halved as long as the same rule
@@ -105,7 +115,7 @@ def bisect_program(subject: str | Path, *, ranks: int | None = None) -> Bisectio
     if is_launched():
         problem = "a program is bisected on ranks that are started here, not by torchrun"
         raise ConfigError(VERIFY_MESH.problem(problem, suggestions=("without torchrun",)))
-    return bisect_with(str(subject), lambda one: verify(one, ranks=ranks))
+    return bisect_with(str(subject), lambda one: verify(one, ranks=ranks, late=late))
 
 
 def _join(subject: Path, ranks: int | None) -> SubjectProof:

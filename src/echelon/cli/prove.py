@@ -62,6 +62,10 @@ def prove(
         bool,
         Parameter(help="Also export trained weights in every format, and read them.", negative=""),
     ] = False,
+    quick: Annotated[
+        bool,
+        Parameter(help="Three steps in float64 only; the page says what is left out.", negative=""),
+    ] = False,
     out: ReportNames = (),
     json: Json = False,
 ) -> int:
@@ -74,23 +78,27 @@ def prove(
         if (
             subject is not None
             or ranks is not None
-            or any((bisect, independent, late, export, out))
+            or any((bisect, independent, late, export, quick, out))
         ):
             example = f"echelon prove nano --set mesh.tp=2 --module {module}"
             raise bad_argument("a module is proven under a run, without these flags", example)
         return _prove_module(module, run or "nano", settings, as_json=json)
     if subject is not None and subject.partition(":")[0].endswith(".py"):
-        if run is not None or settings or any((independent, late, export, out)):
+        if run is not None or settings or any((independent, export, quick, out)):
             example = f"echelon prove --subject {subject}"
             raise bad_argument("a run and its flags say nothing of a program", example)
-        return _prove_file(subject, ranks, bisect=bisect, as_json=json)
+        return _prove_file(subject, ranks, bisect=bisect, late=late, as_json=json)
     if run is None:
         examples = ("echelon prove nano", "echelon prove --subject verify_ddp.py")
         raise bad_argument("what is to be proven: a run, or the file of a program", *examples)
     if ranks is not None:
         example = f"echelon prove {run} --set mesh.tp={max(ranks, 1)}"
         raise bad_argument("--ranks is for a program: a run has its mesh", example)
-    extras = _Extras(bisect, independent, late, export, files)
+    if quick and any((bisect, independent, export)):
+        example = f"echelon prove {run} --quick"
+        reason = "--quick leaves out the parts that --bisect, --independent and --export look at"
+        raise bad_argument(reason, example)
+    extras = _Extras(bisect, independent, late, export, quick, files)
     return _prove_run(run, settings, subject, extras, as_json=json)
 
 
@@ -102,6 +110,7 @@ class _Extras:
     independent: bool
     late: bool
     export: bool
+    quick: bool
     files: WrittenFiles
 
 
@@ -114,6 +123,7 @@ def _prove_run(
         require_subject(subject)
     from echelon.api.planning import bisect as bisect_plan
     from echelon.api.planning import prove as prove_plan
+    from echelon.api.planning import prove_quickly
     from echelon.config.load import load_job
     from echelon.config.rules.finders import require_trainable, require_yes_to_assumed
     from echelon.launch.host import require_memory_for_ranks
@@ -133,15 +143,18 @@ def _prove_run(
     require_memory_for_ranks(plan.mesh.world_size)
     note(f"proving {plan.name} on {plan.mesh.world_size} ranks beside one process ...")
     with working("proving", lines=not as_json):
-        proof = prove_plan(
-            plan,
-            subject=subject,
-            independent=extras.independent,
-            late=extras.late,
-            export=extras.export,
-            data=data if subject is None else None,
-        )
-    if is_run and not settings and subject is None:
+        if extras.quick:
+            proof = prove_quickly(plan, subject=subject, late=extras.late)
+        else:
+            proof = prove_plan(
+                plan,
+                subject=subject,
+                independent=extras.independent,
+                late=extras.late,
+                export=extras.export,
+                data=data if subject is None else None,
+            )
+    if is_run and not settings and subject is None and not extras.quick:
         proof.write(folder.path / PROOF_FILE)
     if extras.files.has_report:
         extras.files.write_report(proof_page(proof.to_json()))
@@ -186,7 +199,7 @@ def _prove_module(module: str, run: str, settings: Sequence[str], *, as_json: bo
     return _conclude(proof, "program", as_json=as_json)
 
 
-def _prove_file(subject: str, ranks: int | None, *, bisect: bool, as_json: bool) -> int:
+def _prove_file(subject: str, ranks: int | None, *, bisect: bool, late: bool, as_json: bool) -> int:
     from echelon.api.verifying import bisect_program, verify
     from echelon.config.reading import (
         DEVICE_FUNCTION,
@@ -200,10 +213,10 @@ def _prove_file(subject: str, ranks: int | None, *, bisect: bool, as_json: bool)
     require_program(file, (DEVICE_FUNCTION, function))
     note(f"proving {subject} beside one device ...")
     with working("proving", lines=not as_json):
-        proof = verify(subject, ranks=ranks)
+        proof = verify(subject, ranks=ranks, late=late)
     if not is_first_rank():
         return 0 if proof.proven else 1
-    smallest = partial(bisect_program, subject, ranks=ranks) if bisect else None
+    smallest = partial(bisect_program, subject, ranks=ranks, late=late) if bisect else None
     return _conclude(proof, "program", bisect=smallest, as_json=as_json)
 
 

@@ -151,6 +151,9 @@ def _of_blocks(plan: Plan) -> Iterator[_Division]:
         yield "hidden", name, plan.model.hidden, block
         for what, width in _attention_widths(plan.model):
             yield what, f"tp x {name}", width, tp * block
+        if name == "fp8_block" and plan.model.latent is None:
+            keys = plan.model.kv_heads * plan.model.head_dim
+            yield "kv_heads x head_dim", f"tp x {name}", keys, tp * block
         for what, width, cut in _inner_widths(plan):
             degree = plan.layout.experts.expert_tp if cut else tp
             yield what, f"{'expert_tp' if cut else 'tp'} x {name}", width, degree * block
@@ -205,6 +208,8 @@ def _orders(plan: Plan) -> Iterator[Relation]:
             text=f"{count} of {plan.mesh.pp} pipeline ranks",
             holds=builder.allows_microbatches(plan.mesh.pp, count),
         )
+    if model.positions == "rope" and model.rotary.fraction:
+        yield _at_least("dims that turn", model.turned_dims, "a pair", 2)
     experts, factor = model.experts, numbers.balance.capacity_factor
     if experts is None:
         return

@@ -44,6 +44,9 @@ OUR_ENGINE = "echelon.training.subject:build"
 
 _TARGET = "echelon.proof.ranks:run_subject"
 
+QUICK_STEPS = 3
+"""Steps of a quick proof."""
+
 LEAST_REPLAYED_STEPS = 4
 """Steps of each worker in an asynchronous run: enough for them to part."""
 
@@ -55,6 +58,7 @@ def prove(
     subject: str = OUR_ENGINE,
     own_precision: bool = True,
     late: bool = False,
+    quick: bool = False,
 ) -> Proof:
     """Return the proof of `plan`: every claim, in float64 and in the plan's own precision.
 
@@ -62,7 +66,8 @@ def prove(
     matrix of all layouts proves the mathematics only). Ranks are started by `run_ranks`, and take
     as many steps as `proof/shrink.py` says. Offloaded slices lie in a temporary folder.
     ConfigError, before any rank starts, where there is no such subject, or where something divides
-    in the plan and not in the small one, or the other way round. With `late` all is run once
+    in the plan and not in the small one, or the other way round. With `quick` only the first
+    `QUICK_STEPS` steps are run, in float64; the proof names the rest. With `late` all is run once
     more, before, with operations that complete when they are awaited; where that finds a race, it
     is what is judged.
     """
@@ -71,13 +76,13 @@ def prove(
     if late:
         require_late_subject(subject, factory)
     if plan.mathematics.updates.is_asynchronous:
-        if late:
+        if late or quick:
             raise ConfigError(
                 ASYNCHRONOUS_ORDER_IS_NOT_KNOWN.problem(
-                    "late completion compares two runs, and asynchronous servers have no order "
-                    "that both would keep",
+                    "asynchronous servers have no order that a late run would keep, or that a "
+                    "quick one would show",
                     key="servers.updates",
-                    suggestions=("a proof without late completion",),
+                    suggestions=("a proof that is neither late nor quick",),
                 )
             )
         exact = shrink(plan, precision="fp64", names_apart=True)
@@ -87,9 +92,13 @@ def prove(
     lost: tuple[ProofPass, ...] = ()
     whole = plan
     if plan.mathematics.local_sgd.is_elastic:
-        lost = (run_with_a_lost_island(plan, run_ranks=run_ranks, subject=subject),)
+        if not quick:
+            lost = (run_with_a_lost_island(plan, run_ranks=run_ranks, subject=subject),)
         plan = without_losses(plan)
-    variants = _variants(plan, own_precision=own_precision)
+    variants, left_out = _variants(plan, own_precision=own_precision), ()
+    if quick:
+        variants, left_out = _quick_variants(variants)
+        left_out += ("the loss of an island",) * whole.mathematics.local_sgd.is_elastic
     # Numbers that are large or tiny are those of one step: the islands of it are trainings alike.
     local = plan.mathematics.local_sgd.active
     ranges = range_cases(variants[-1].plan) if len(variants) > 1 and not local else []
@@ -124,7 +133,9 @@ def prove(
         else:
             run_into(Path(directory))
         passes = _judge(variants, ranges, rounded, Path(directory), late_runs)
-    return _proof(whole, variants[0].plan, subject, variants[0].num_steps, (*passes, *lost))
+    exact = variants[0]
+    proof = _proof(whole, exact.plan, subject, exact.num_steps, (*passes, *lost))
+    return replace(proof, left_out=left_out)
 
 
 def _proof(
@@ -180,6 +191,17 @@ def _variants(plan: Plan, *, own_precision: bool) -> list[_Variant]:
         if precision.is_fp8 and is_low(own):
             variants.append(_Variant(plan=own, reference=own_reference, num_steps=rounded_steps))
     return variants
+
+
+def _quick_variants(variants: Sequence[_Variant]) -> tuple[list[_Variant], tuple[str, ...]]:
+    """Float64 alone for `QUICK_STEPS` steps, or for a round of local SGD, and names of the rest."""
+    exact, *others = variants
+    local = exact.plan.mathematics.local_sgd.active
+    steps = exact.num_steps if local else min(exact.num_steps, QUICK_STEPS)
+    left_out = [_name_of(other.plan, exact=False) for other in others]
+    if steps < exact.num_steps:
+        left_out.append(f"{exact.num_steps - steps} of {exact.num_steps} steps")
+    return [replace(exact, num_steps=steps)], tuple(left_out)
 
 
 def _name_of(plan: Plan, *, exact: bool) -> str:

@@ -113,6 +113,8 @@ class Proof(ProofVerdict):
     """How one device fares beside the independent implementation, where it was asked for."""
     whole_run: ProofPass | None = None
     """How a whole run of our trainer fares, from data to text, where there was one."""
+    left_out: tuple[str, ...] = ()
+    """Parts of a proof that a quick one leaves out."""
     resumed: ProofPass | None = None
     """How our trainer fares in the plan's own precision, resumed between overflows."""
     data: ProofPass | None = None
@@ -144,6 +146,7 @@ class Proof(ProofVerdict):
             "whole_run": pass_json(self.whole_run),
             "resumed": pass_json(self.resumed),
             "data": pass_json(self.data),
+            "left_out": list(self.left_out),
         }
 
     def _repr_html_(self) -> str | None:

@@ -218,8 +218,8 @@ OF_SLICES = [
     (event_recorded_too_early, False, {"copy down slices"}),
     (event_recorded_too_early, True, {"copy down slices"}),
     (use_before_the_copy_up, False, {"copy up slices"}),
-    (write_before_the_copy_down, True, {"write a", "write b", "write c"}),
-    (copy_up_before_the_read, True, {"copy up slices"}),
+    (write_before_the_copy_down, True, {"copy down slices", "write a", "write b", "write c"}),
+    (copy_up_before_the_read, True, {"read a", "read b", "read c"}),
 ]
 
 

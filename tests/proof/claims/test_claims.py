@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from echelon.core.rulebook import prove as rules
-from echelon.proof.claims import value_checks
+from echelon.proof.claims import taken, value_checks
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.claims import CLAIMS, ClaimResult, ProofClaim, first_failure, judge
 from echelon.proof.claims.plan_evidence import PlanEvidence
@@ -102,4 +102,6 @@ def test_evidence_has_the_claims_that_it_can_decide() -> None:
     assert "prove-bytes-sent" in of_plans - captured
     assert "verify-optimizer-state" in captured - of_plans
     shared = {claim.rule.id: claim.checks for claim in CLAIMS if claim.rule.id in captured}
-    assert shared["prove-gradients"] is value_checks.gradients
+    assert shared["prove-gradients"] is taken.gradients
+    assert shared["prove-clipped-update"] is value_checks.updates
+    assert captured >= {"prove-awaited", "prove-in-flight"}

@@ -79,6 +79,7 @@ def claims_sections(proof: Mapping[str, Any]) -> Iterator[Section]:
         title="Claims by precision",
         summary=_head(proof),
         table=_by_precision(proof["passes"]),
+        notes=_notes(proof.get("left_out", ())),
     )
     for name, head in _BESIDE.items():
         if one := proof.get(name):
@@ -89,6 +90,11 @@ def claims_sections(proof: Mapping[str, Any]) -> Iterator[Section]:
                 table=_by_precision([one]) if one["claims"] else None,
                 notes=(one["note"],) if one.get("note") else (),
             )
+
+
+def _notes(left_out: Sequence[str]) -> tuple[str, ...]:
+    """The parts that a quick proof leaves out, in a sentence; none of a whole one."""
+    return (f"A quick proof. It leaves out {', '.join(left_out)}.",) if left_out else ()
 
 
 def _head(proof: Mapping[str, Any]) -> str:

@@ -16,5 +16,6 @@ Source: NCCL's user guide (a buffer belongs to a collective until its stream has
     in_flight    the ledger of that policy: operations that run, memory that is free, races found
     streams      order of accesses: a vector clock for each stream
     memory       addresses of tensors, and what fills memory that nobody may read
+    late_program  the same for the calls of `torch.distributed` in a program that is not ours
     late_memory  pools, bounded buffers, copies and files
 """

@@ -153,6 +153,8 @@ class InFlight:
             storages=[storage_of(tensor) for tensor, _ in (*reads, *writes)],
         )
         with self._lock, self.unwatched():
+            for tensor, _ in reads:
+                self.use(tensor, by=str(name), writes=False, reads=True)
             for part, _ in parts:
                 self.use(part, by=str(name), writes=True, reads=False)
                 poison(part)
@@ -239,7 +241,9 @@ class InFlight:
     def _unordered(self, earlier: Access, later: Access) -> None:
         """Tell of two accesses without an order, unless their operation races in another way."""
         if self._raced.isdisjoint((earlier.work.by, later.work.by)):
-            operation = later.work if later.work.axis else earlier.work
+            # A result that is used too early has the name of the operation that makes it.
+            early = earlier.work.axis and (earlier.writes or not later.work.axis)
+            operation = earlier.work if early else later.work
             name = OperationName(kind="", name=operation.by, axis=operation.axis)
             says = f"nothing orders two accesses of the same bytes: {earlier}; {later}"
             self._race(RaceKind.UNORDERED, name, says)
@@ -380,7 +384,11 @@ def place_in_code() -> str:
 _NUM_PLACES = 2
 """A kernel says little without who called it."""
 
-_OWN = (("echelon", "parallel", "completion"), ("echelon", "parallel", "transport"))
+_OWN = (
+    ("echelon", "parallel", "completion"),
+    ("echelon", "parallel", "transport"),
+    ("echelon", "proof", "verify"),
+)
 """Folders whose frames say nothing about who uses a tensor."""
 
 _PLUMBING = frozenset({"buffers", "contextlib", "tensor_memory"})

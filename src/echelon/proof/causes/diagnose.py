@@ -50,6 +50,7 @@ from echelon.proof.causes.updates.updates import (
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.claims import ClaimResult, first_failure
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
+from echelon.proof.evidence.captured import LateCapture
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.mesh import group_of, named_groups
 from echelon.proof.evidence.run import GRADIENTS, INITIAL, PARAMETERS
@@ -403,7 +404,9 @@ RACE_RULES: dict[RaceKind, Rule] = {
 """The rule that each kind of race breaks."""
 
 
-def diagnose_races(late: LateRun | None, results: Sequence[ClaimResult]) -> Diagnosis | None:
+def diagnose_races(
+    late: LateRun | LateCapture | None, results: Sequence[ClaimResult]
+) -> Diagnosis | None:
     """The first race and the first wrong value after it; None without races.
 
     The first one is the cause of those that follow: what is read too early is sent on.

@@ -134,6 +134,7 @@ RACE_CLAIMS: tuple[ProofClaim, ...] = (
 
 CLAIMS: tuple[ProofClaim, ...] = (
     *RACE_CLAIMS,
+    *(replace(claim, needs=CapturedEvidence) for claim in RACE_CLAIMS[:2]),
     ProofClaim(
         rules.PROVE_NOTHING_DROPPED,
         "nothing dropped: parameters, blocks, samples",

@@ -12,6 +12,7 @@ import torch
 from echelon.parallel.completion.in_flight import RaceKind
 from echelon.proof.claims.checks import Check, exact_check, relative_error
 from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.run import INITIAL
 from echelon.proof.observed import ObservedRun
 from echelon.proof.subject import StepRecord
@@ -20,10 +21,10 @@ _NUMBERS = ("loss", "grad_norm", "tokens", "skipped", "loss_scale", "microbatch_
 """What of a report must be the same; that of the order of actions and of bytes has its claims."""
 
 
-def races(*kinds: RaceKind) -> Callable[[PlanEvidence], Iterator[Check]]:
+def races(*kinds: RaceKind) -> Callable[[PlanEvidence | CapturedEvidence], Iterator[Check]]:
     """Return the checks that no rank had a race of some kinds."""
 
-    def checks(evidence: PlanEvidence) -> Iterator[Check]:
+    def checks(evidence: PlanEvidence | CapturedEvidence) -> Iterator[Check]:
         late = evidence.late
         if late is None:
             return
@@ -37,7 +38,7 @@ def races(*kinds: RaceKind) -> Callable[[PlanEvidence], Iterator[Check]]:
     return checks
 
 
-def operations_note(evidence: PlanEvidence, _: Sequence[Check]) -> str:
+def operations_note(evidence: PlanEvidence | CapturedEvidence, _: Sequence[Check]) -> str:
     """Return how many operations all ranks were watched in."""
     return f"{sum(evidence.late.num_operations)} operations" if evidence.late else ""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from echelon.parallel.completion.in_flight import Race
 from echelon.proof.evidence.mesh import NamedMesh
 from echelon.proof.evidence.run import (
     INITIAL,
@@ -146,18 +147,44 @@ class RankReport:
     tokens: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LateRank:
+    """Hold the races of a rank whose operations completed late, and how many there were."""
+
+    races: tuple[Race, ...]
+    num_operations: int
+
+
+@dataclass(frozen=True, slots=True)
+class LateCapture:
+    """Hold the races of all ranks, and the operations of each."""
+
+    races: tuple[Race, ...]
+    num_operations: tuple[int, ...]
+
+
 @dataclass(slots=True, kw_only=True)
 class RankCapture:
     """Hold all that was captured on one rank in one precision."""
 
     rank: int
+    """The global rank."""
     framework: str = ""
+    """The framework that placements were read from."""
     reads_clipped: bool = True
+    """Whether gradients were read after clipping."""
     copied_initial: bool = False
+    """Whether first weights were given and not drawn."""
     asked: AskedSharding | None = None
+    """What the configuration asks to share out."""
     passed: Passed = field(default_factory=Passed)
+    """What passed between modules."""
     reports: list[RankReport] = field(default_factory=list[RankReport])
+    """What each step returned."""
+    late: LateRank | None = None
+    """Races of operations that completed late; None where they completed as ever."""
     pieces: list[CapturedPiece] = field(default_factory=list[CapturedPiece])
+    """Parameters, gradients and optimizer state by time."""
 
 
 class CapturedRun(ProgramRun[CapturedPiece]):
@@ -190,6 +217,13 @@ class CapturedRun(ProgramRun[CapturedPiece]):
     def asked(self) -> AskedSharding | None:
         """Return what the configuration of the first rank asks to share out."""
         return self.captures[0].asked
+
+    @property
+    def late(self) -> LateCapture | None:
+        """Return the races of all ranks; None where operations completed as ever."""
+        ranks = [capture.late for capture in self.captures if capture.late is not None]
+        races = tuple(race for rank in ranks for race in rank.races)
+        return LateCapture(races, tuple(r.num_operations for r in ranks)) if ranks else None
 
     def held_copies(self) -> dict[str, HeldCopies]:
         """Return for each tensor that is to be shared out what the first holder has of it."""

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import torch
 
 from echelon.core.parameters import family_of
-from echelon.proof.evidence.captured import CapturedRun
+from echelon.proof.evidence.captured import CapturedRun, LateCapture
 from echelon.proof.evidence.fits import EXPLAINED, FLOOR
 from echelon.proof.evidence.mesh import AxisGroups, NamedMesh
 from echelon.proof.evidence.run import HeldPart, Passed, ProgramRun, ReferenceStep, Tensors
@@ -163,6 +163,11 @@ class CapturedEvidence(Evidence[ReferenceStep, CapturedRun]):
     """First weights of one device."""
     passed: Passed = field(default_factory=Passed)
     """What passed between the modules of one device."""
+
+    @property
+    def late(self) -> LateCapture | None:
+        """Return the races of a run with late completion; None where it was none."""
+        return self.run.late
 
     @property
     def explained(self) -> float:

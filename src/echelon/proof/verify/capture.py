@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -25,12 +25,14 @@ from echelon.core.errors import ConfigError
 from echelon.core.rulebook.verify import VERIFY_RETURNED
 from echelon.launch.context import RankContext
 from echelon.launch.environment import zero_stage_asked_of_accelerate
+from echelon.parallel.completion.late_program import LateProgram
 from echelon.proof.evidence.captured import (
     LOCAL,
     SHARDS_PARAMETERS,
     STAND_INS,
     AskedSharding,
     CapturedPiece,
+    LateRank,
     LogicalParameters,
     RankCapture,
     RankReport,
@@ -71,8 +73,20 @@ def capture_rank(context: RankContext, argument: Mapping[str, Any]) -> RankCaptu
     """Run a rank's program and capture it: the target that the ranks run.
 
     `argument` holds `file`, `settings`, `dtype`, and of one device the `logical` parameters, the
-    `initial` weights and the names of its `modules`.
+    `initial` weights and the names of its `modules`; `late` if operations are to complete late.
     """
+    if not argument.get("late"):
+        return _capture(context, argument, None)
+    late = LateProgram(context.rank, argument["settings"].seed)
+    with late.patched():
+        capture = _capture(context, argument, late)
+    capture.late = LateRank(tuple(late.races), late.num_operations)
+    return capture
+
+
+def _capture(
+    context: RankContext, argument: Mapping[str, Any], late: LateProgram | None
+) -> RankCapture:
     settings: SubjectSettings = argument["settings"]
     logical: LogicalParameters = argument["logical"]
     file = open_subject(argument)
@@ -80,7 +94,9 @@ def capture_rank(context: RankContext, argument: Mapping[str, Any]) -> RankCaptu
     table = NameTable(logical=logical, mesh=settings.mesh, rank=context.rank, names=program.names)
     capture = RankCapture(rank=context.rank, copied_initial=program.copy_initial)
     opened = open_program(program, table)
-    watched = _Watched(open_store(opened), capture)
+    watched = _Watched(open_store(opened), capture, late)
+    if late is not None:
+        late.name_of = partial(_name_of, opened)
     passing = PassingWatch(opened.logical_modules(argument["modules"]), watched.forward_step)
     capture.passed = passing.passed
     if program.copy_initial:
@@ -89,7 +105,7 @@ def capture_rank(context: RankContext, argument: Mapping[str, Any]) -> RankCaptu
     capture.asked = asked_sharding(opened)
     with watched.hooks(), passing.hooks():
         if program.run is not None:
-            with file.calling(f"run, rank {context.rank}"):
+            with file.calling(f"run, rank {context.rank}"), watched.late_steps():
                 returned = program.run()
             watched.end_run()
             capture.reports = _reports(returned, watched.step + 1)
@@ -106,7 +122,7 @@ def capture_rank(context: RankContext, argument: Mapping[str, Any]) -> RankCaptu
 class _Watched:
     """Watch a program: which step it is in, and how often each parameter got a gradient in it."""
 
-    def __init__(self, store: Any, capture: RankCapture) -> None:
+    def __init__(self, store: Any, capture: RankCapture, late: LateProgram | None = None) -> None:
         self.store = store
         self.capture = capture
         capture.framework = store.framework
@@ -115,6 +131,15 @@ class _Watched:
         self._own_loop = True
         self._updating: set[int] = set()
         self._calls: dict[str, int] = {}
+        self._late = late
+
+    def late_steps(self) -> AbstractContextManager[None]:
+        """Watch operations that complete late, where they do."""
+        return nullcontext() if self._late is None else self._late.watching()
+
+    def _looking(self, *, results: bool = False) -> AbstractContextManager[None]:
+        """Let the capture read what an operation still fills."""
+        return nullcontext() if self._late is None else self._late.quiet(results=results)
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
@@ -134,7 +159,7 @@ class _Watched:
         self._own_loop = False
         self._begin(number)
         rank = self.capture.rank
-        with file.calling(f"step {number}, rank {rank}"):
+        with file.calling(f"step {number}, rank {rank}"), self.late_steps():
             returned = program.step(number)
         self._end()
         report = read_report(returned)
@@ -158,9 +183,10 @@ class _Watched:
         self._calls.clear()
 
     def _end(self) -> None:
-        keep(self.capture, PARAMETERS, self.step, self.store.parameters())
-        for key, fragment in self.store.state():
-            keep(self.capture, key, self.step, [fragment])
+        with self._looking(results=True):
+            keep(self.capture, PARAMETERS, self.step, self.store.parameters())
+            for key, fragment in self.store.state():
+                keep(self.capture, key, self.step, [fragment])
 
     def _local_hook(self, held: HeldParameter) -> Callable[[torch.Tensor | None], None]:
         def hook(gradient: torch.Tensor | None) -> None:
@@ -186,8 +212,21 @@ class _Watched:
         if id(optimizer) in self._updating:
             return  # twice in one step: the gradients of the first time are compared
         self._updating.add(id(optimizer))
-        keep(self.capture, GRADIENTS, self.step, self.store.gradients(optimizer))
-        keep(self.capture, STAND_INS, self.step, self.store.stand_ins())
+        with self._looking():
+            keep(self.capture, GRADIENTS, self.step, self.store.gradients(optimizer))
+            keep(self.capture, STAND_INS, self.step, self.store.stand_ins())
+
+
+def _name_of(program: Program, tensor: torch.Tensor) -> str:
+    """Return the parameter whose gradient or value a buffer is, or its shape."""
+    storage = tensor.untyped_storage().data_ptr()
+    for parameter in program.parameters():
+        held = {"": parameter.parameter, "gradient of ": parameter.parameter.grad}
+        for what, value in held.items():
+            plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+            if plain and value.untyped_storage().data_ptr() == storage:
+                return f"{what}{parameter.name}"
+    return str(list(tensor.shape))
 
 
 def _initial_values(initial: Tensors, place: LocatedTensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from echelon.launch.context import RankContext
-from echelon.proof.causes.diagnose import diagnose
+from echelon.proof.causes.diagnose import diagnose, diagnose_races
 from echelon.proof.claims.captured_checks import subject_tolerance
 from echelon.proof.claims.claims import judge
 from echelon.proof.evidence.captured import CapturedRun, RankCapture, ReferencePass
@@ -60,7 +60,8 @@ def verify_subject(
 ) -> SubjectProof:
     """Return the proof of a user's file on ranks that are started here.
 
-    `given` is for a subject that is more than its file: an `opener`, and what that takes.
+    `given` is for a subject that is more than its file: an `opener`, and what that takes. With its
+    `late` asynchronous calls of the program complete when they are awaited, and not before.
     `num_ranks` is what the user says the mesh has; `before_ranks` may refuse it. ConfigError for
     what is wrong with the file; RankFailure where a rank fails otherwise.
     """
@@ -140,7 +141,9 @@ def judge_captures(
             ProofPass(
                 precision=_SHORT.get(one.dtype, one.dtype),
                 claims=results,
-                diagnosis=None if broken else diagnose(evidence, results),
+                diagnosis=None
+                if broken
+                else diagnose_races(evidence.late, results) or diagnose(evidence, results),
             )
         )
     shapes = answer.passes[0].exact.logical.shapes

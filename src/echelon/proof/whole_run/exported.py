@@ -21,9 +21,6 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
 
 from echelon.core.errors import ConfigError
 from echelon.core.model_shape import ModelShape
@@ -296,6 +293,11 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     if parameters:
         return {key: torch.load(file)["param"] for key, file in parameters.items()}
     saved = next(folder.rglob(".metadata")).parent
+    # As long as torch itself to import, and only exports need it.
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+    from torch.distributed.checkpoint.state_dict_loader import load
+
     metadata: Mapping[str, Any] = FileSystemReader(saved).read_metadata().state_dict_metadata
     state: dict[str, Any] = {
         key: torch.empty(one.size, dtype=one.properties.dtype)
