@@ -16,12 +16,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from echelon.models.piece_sizes import TRAINING_PIECES
 from torch.nn import functional as fn
 
 from bench.gpu.loads import Load
 from echelon.core.attention_mask import AttentionMask, DocumentStarts, PositionRun
 from echelon.core.choices.kernels import KernelProvider
+from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.layout.attention_tiles import tiles_between
 from echelon.models.attention.local import AttentionRule, LocalAttention, takes_any_band
 from echelon.parallel.kernels import low_precision
