@@ -71,8 +71,8 @@ TRAINING_PIECES = PieceSizes()
 """What is fast."""
 
 PROOF_PIECES = PieceSizes(
-    row_elements=100,
-    gpu_row_elements=100,
+    row_elements=80,
+    gpu_row_elements=80,
     loss_rows=3,
     product_rows=3,
     tile_rows=2,

@@ -221,6 +221,9 @@ class _WaitGraph:
         default_factory=dict[tuple[Communication, int], int]
     )
     openings: dict[Communication, int] = field(default_factory=dict[Communication, int])
+    classes: dict[tuple[int, ...], tuple[RankClass, ...]] = field(
+        default_factory=dict[tuple[int, ...], tuple[RankClass, ...]]
+    )
 
     def _node(self, *waits_for: int) -> int:
         self.waits_for.append([one for one in waits_for if one >= 0])
@@ -243,10 +246,16 @@ class _WaitGraph:
             elif isinstance(entry, HostRead):
                 host = self._node(host, stream)
 
+    def _classes(self, members: tuple[int, ...]) -> tuple[RankClass, ...]:
+        """Return the classes of ranks, in order; of each group they are looked up once."""
+        if members not in self.classes:
+            self.classes[members] = tuple(sorted({self.class_of(rank) for rank in members}))
+        return self.classes[members]
+
     def _issue(self, call: _Call, host: int, stream: int) -> tuple[int, int]:
         """Add an operation; return where the host stands after it, and the operation's node."""
         issue = call.issue
-        among = (issue.communicator, tuple(sorted({self.class_of(m) for m in issue.members})))
+        among = (issue.communicator, self._classes(issue.members))
         known = self.calls.setdefault((among, call.by), [])
         key = (among, len(known))
         known.append(call)

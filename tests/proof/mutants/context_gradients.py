@@ -254,7 +254,7 @@ def norm_per_context_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     in_gradients(
         split("ring", dp=2, zero={"stage": 1}),
         "slices permuted",
-        f"{LAST}.mlp.up.weight",
+        f"{LAST}.mlp.gate.weight",
         "dp_shard and cp",
     ),
 )
