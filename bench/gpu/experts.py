@@ -206,9 +206,7 @@ def _transformers(plan: Plan, way: str, x_ND: torch.Tensor, dy_ND: torch.Tensor)
             if not spec.name.startswith(BLOCK):
                 continue
             made = torch.empty(spec.shape, device=x_ND.device)
-            values = initial_values(
-                plan.model, spec, plan.mathematics.seed, size=spec.shape, into=made
-            )
+            values = initial_values(plan.model, spec, plan.mathematics.seed, into=made)
             part = spec.name.split(".")[-2]
             if spec.expert is None:
                 block.gate.weight.copy_(values)

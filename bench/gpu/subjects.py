@@ -356,7 +356,7 @@ def set_first_values(model: nn.Module, shape: ModelShape, seed: int, sources: So
             for part in parts:
                 spec = specs[part.format(layer)]
                 rows = parameter[start : start + spec.shape[0]]
-                initial_values(shape, spec, seed, size=spec.shape, into=rows)
+                initial_values(shape, spec, seed, into=rows)
                 start += spec.shape[0]
     if left:
         raise ValueError(f"no first values for {', '.join(left)}")

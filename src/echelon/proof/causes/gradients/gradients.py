@@ -94,9 +94,9 @@ _MOST_OTHERS = 8  # other wrong gradients that a cause must explain, too
 def _most_telling(gradient: WrongGradient, error: float) -> ProofFinding | None:
     """Return the cause that explains most wrong gradients of the step; the first of equals.
 
-    A cause that leaves as much as is wrong explains nothing.
+    A cause that leaves half of the error explains nothing; the error of NaN is NaN.
     """
-    telling = (one for one in _findings(gradient) if one.residual < error / 2)
+    telling = (one for one in _findings(gradient) if not one.residual >= error / 2)
     if not isinstance(gradient, WrongGradientOfProgram):
         return next(telling, None)
     found = {(one.factor, one.axis): one for one in reversed([*telling])}

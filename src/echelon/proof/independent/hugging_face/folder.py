@@ -57,14 +57,20 @@ class FolderModel:
         """
         package: Any = import_module(PACKAGE)
         with torch.random.fork_rng(devices=[]), InFloat64(), _without_progress():
-            if state is None:
-                loaded = package.AutoModelForCausalLM.from_pretrained(
-                    folder, dtype=torch.float64, output_loading_info=True, **PLAIN
-                )
-                self._model, lacking = loaded[0].eval(), [*loaded[1]["missing_keys"]]
-            else:
-                self._model, lacking = self._configured(folder), []
-                lacking += self._model.load_state_dict(dict(state), strict=False).missing_keys
+            # transformers renames tensors of files for its class, those of `state` as well.
+            source: Any = {"state_dict": dict(state)} if state is not None else {}
+            reader: Any = package.AutoModelForCausalLM
+            if state is not None:
+                model = self._configured(folder)
+                reader, source["config"] = type(model), model.config
+            loaded = reader.from_pretrained(
+                None if state is not None else folder,
+                dtype=torch.float64,
+                output_loading_info=True,
+                **source,
+                **PLAIN,
+            )
+            self._model, lacking = loaded[0].eval(), [*loaded[1]["missing_keys"]]
         tied = self._model.config.tie_word_embeddings
         lacking = [
             key for key in lacking if not (tied and key.startswith(("lm_head", "embed_out")))
