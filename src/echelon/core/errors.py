@@ -27,6 +27,11 @@ def either(ways: Sequence[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text, or the name of its type where it has none."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """State one thing that is wrong: the rule, the arithmetic, where it was set, what works."""

@@ -187,7 +187,7 @@ def train(context: RankContext, argument: Mapping[str, Any]) -> None:
     `argument` also holds `folder`, `num_steps`, `validation_fraction` and `validation_batches`.
     """
     first, second = (_job(Plan.from_json(text), argument) for text in argument["plans"])
-    folder, context = Path(argument["folder"]), _in_small_pieces(context)
+    folder = Path(argument["folder"])
     _run(context, folder, 0, first, resume=None)
     middle = checkpoint_path(folder / "run-0" / "checkpoints", argument["saved_after"])
     _run(context, folder, 1, second, resume=str(middle))
@@ -310,7 +310,7 @@ def _run(
         observer=f"{__name__}:{WholeRunObserver.__name__}",
         resume=resume,
     )
-    loop = TrainLoop(context, task, noted)
+    loop = TrainLoop(_in_small_pieces(context), task, noted)
     if observer is not None:
         observer.watch(loop.engine)
     try:

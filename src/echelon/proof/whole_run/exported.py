@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from echelon.core.errors import ConfigError
+from echelon.core.errors import ConfigError, first_line
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import base_shape, router_bias_name, router_biases
 from echelon.core.plan import DType, Plan
@@ -190,7 +190,7 @@ class RunExports:
         try:
             logits_TV = self._logits(export, folder)
         except (OSError, ValueError, RuntimeError, KeyError) as error:
-            return exact_check(0, subject, f"it is not read: {_first_line(error)}", position)
+            return exact_check(0, subject, f"it is not read: {first_line(error)}", position)
         error = relative_error(logits_TV, right_TV, 0.0)
         # Each matmul adds to the error of rounded weights.
         allowed = _LOGITS * _allowed(export) if export.dtype != "fp64" else _allowed(export)
@@ -239,6 +239,7 @@ class RunExports:
 
     def _cause(self, export: Export, folder: Path) -> tuple[str, str]:
         """Return the first tensor of an export that is wrong, and how; the first part, if none."""
+        model: FolderModel | None = None
         try:
             stored = read_tensors(folder)
             if export.model_type is None:
@@ -252,16 +253,15 @@ class RunExports:
                 own = {name: self.right.weights[name] for name in self.weights}
                 plain = model.given(self.base, own, self.biases)
         except (OSError, ValueError, RuntimeError, KeyError, AssertionError) as error:
-            return "logits", f"it is not read: {_first_line(error)}"
+            return "logits", f"it is not read: {first_line(error)}"
         for name, value in right.items():
             if name not in stored:
                 return name, "it is not there"
             same = stored[name].shape == value.shape
             if not same or not relative_error(stored[name], value, FLOOR) <= _allowed(export):
                 return name, how_it_differs(stored[name], value, plain.get(name))
-        if export.model_type is None:
+        if model is None:
             return "logits", "every tensor is right, and the text is not"
-        model = FolderModel(folder, None if export.to == _HUB else read_tensors(folder))
         part = model.first_part_unlike(_as_read(self.plan), self.forward())
         where, off = ("logits", "") if part is None else (f"{part.part} of {part.unit}", part.says)
         return where, f"tensors are as our table of names has them, and transformers differs: {off}"
@@ -270,10 +270,6 @@ class RunExports:
 def _allowed(export: Export) -> float:
     """Largest relative error of a tensor that is rounded once."""
     return max(FLOAT64_TOLERANCE, torch.finfo(TORCH_DTYPES[export.dtype]).eps)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:

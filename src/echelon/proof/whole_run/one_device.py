@@ -13,9 +13,12 @@ model, the optimizer. So what the trainer shares with its oracle elsewhere is se
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -177,6 +180,17 @@ def text_run(
     )
     token_losses(sequence, [_NO_LABEL] * len(tokens))
     return sequence
+
+
+def events_of_runs(folder: Path, num_runs: int, num_ranks: int) -> list[list[list[dict[str, Any]]]]:
+    """Return the events that each rank of each run of a trainer has written into a folder."""
+    return [
+        [
+            json.loads((folder / f"run-{run}-rank-{rank:04d}.json").read_text(encoding="utf-8"))
+            for rank in range(num_ranks)
+        ]
+        for run in range(num_runs)
+    ]
 
 
 def logits_of(run: SequenceRun) -> torch.Tensor:

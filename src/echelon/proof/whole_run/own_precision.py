@@ -10,7 +10,6 @@ Its window is so short that the scale grows between two overflows, after a resum
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +27,7 @@ from echelon.proof.replays.runs import RankRunner
 from echelon.proof.run import offloaded_to
 from echelon.proof.shrink import shrink
 from echelon.proof.verdict import ProofPass
-from echelon.proof.whole_run.one_device import texts_for, with_bytes
+from echelon.proof.whole_run.one_device import events_of_runs, texts_for, with_bytes
 
 WRITE_DATA = "echelon.training.whole_run:write_data"
 RESUME = "echelon.training.whole_run:train_and_resume"
@@ -74,13 +73,7 @@ def own_precision_pass(plan: Plan, *, run_ranks: RankRunner, train: str = RESUME
         run_ranks(WRITE_DATA, argument, 1, labels=[""])
         labels = [mesh.label(rank) for rank in range(mesh.world_size)]
         run_ranks(train, argument, len(labels), labels=labels)
-        runs = [
-            [
-                json.loads((Path(folder) / f"run-{number}-rank-{rank:04d}.json").read_text("utf-8"))
-                for rank in range(len(labels))
-            ]
-            for number in range(1 + len(SAVED_AFTER))
-        ]
+        runs = events_of_runs(Path(folder), 1 + len(SAVED_AFTER), len(labels))
     precision = small.mathematics.precision
     claims = (
         judged(PROVE_TRAINER_SCALE, _SCALES, list(_scale_checks(small, runs[0]))),

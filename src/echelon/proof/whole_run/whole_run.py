@@ -56,6 +56,7 @@ from echelon.proof.whole_run.one_device import (
     RunTexts,
     batch_of_step,
     continuation,
+    events_of_runs,
     held_out_loss,
     num_samples_of,
     run_on_one_device,
@@ -241,20 +242,13 @@ def _run(
         if exports:
             run_ranks(trainer.export, argument, 1, labels=[""])
     place = Path(folder)
-    told = tuple(
-        [
-            json.loads((place / f"run-{number}-rank-{rank:04d}.json").read_text(encoding="utf-8"))
-            for rank in range(len(labels))
-        ]
-        for number in range(2)
-    )
-    assert len(told) == 2, "there are two runs"
+    first_events, second_events = events_of_runs(place, 2, len(labels))
     exported = RunExports(
         plan=first, exports=exports, folder=place, texts=texts, right=right.result()
     )
     return WholeRun(
         plans=plans,
-        told=told,
+        told=(first_events, second_events),
         weights=load_file(place / "read-back.safetensors"),
         written=json.loads((place / "written.json").read_text(encoding="utf-8")),
         right=right.result(),

@@ -24,7 +24,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.core.errors import DataError
+from echelon.core.errors import DataError, first_line
 from echelon.core.optional import optional_package
 from echelon.core.rulebook.data import DATA_CHAT_PREFIX, DATA_CHAT_RECORD, DATA_CHAT_TEMPLATE
 from echelon.core.serialize import content_hash, decode_json
@@ -285,7 +285,7 @@ class ChatTemplate:
                 tracker.blocks.append(block)
         except Exception as error:  # a template may fail in any way that an expression can
             raise DataError(
-                _template_problem(f"{where}: {self.place} fails: {_first_line(error)}")
+                _template_problem(f"{where}: {self.place} fails: {first_line(error)}")
             ) from error
         return "".join(tracker.blocks), tracker.spans
 
@@ -342,7 +342,7 @@ def _compile(source: str, place: str, tracker: _Tracker) -> Any:
         return environment.from_string(called)
     except jinja.TemplateError as error:
         raise DataError(
-            _template_problem(f"{place} is no template: {_first_line(error)}")
+            _template_problem(f"{place} is no template: {first_line(error)}")
         ) from error
 
 
@@ -399,10 +399,6 @@ def _special_tokens(config: Mapping[str, object]) -> Mapping[str, str]:
         if isinstance(value, str):
             found[name] = value
     return found
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _template_problem(text: str, suggestions: Sequence[str] = ()) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.core.errors import DataError
+from echelon.core.errors import DataError, first_line
 from echelon.core.optional import optional_package
 from echelon.core.rulebook.data import DATA_TOKENIZER_SAME, TOKENIZER_FILE, TOKENIZER_KNOWN
 
@@ -208,10 +208,9 @@ def load_tokenizer(name: str) -> Tokenizer:
     try:
         inner = package.Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises bare Exception for what does not parse
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(
             TOKENIZER_FILE.problem(
-                f"{file} is no tokenizer.json: {reason}",
+                f"{file} is no tokenizer.json: {first_line(error)}",
                 key="data.tokenizer",
                 suggestions=("bytes", "bpe-4096"),
             )
