@@ -28,11 +28,16 @@ CHAOTIC = load_job(
         *("train.seed=7", "mesh.dp_shard=2", "zero.stage=3", "zero.parameter_offload=host"),
         *("model.layers=12", "model.heads=8", "model.kv_heads=8", "model.head_dim=32"),
         *("model.hidden=96", "model.ffn=96", "model.vocab=999", "model.norm=layernorm"),
-        *("model.gated=false", "model.activation=gelu", "model.qk_norm=true"),
+        *(
+            "model.gated=false",
+            "model.activation=gelu",
+            "model.qk_norm=true",
+            "model.attention_scale=4",
+        ),
         *("optimizer.kind=sgd", "optimizer.warmup_steps=0"),
     ],
 ).plan
-"""Eleven narrow blocks, each with a norm of few numbers, that every step moves far."""
+"""Eleven narrow blocks with steep attention over norms of few numbers; steps move them far."""
 
 
 def result(*errors: float, allowed: float = FLOAT64_TOLERANCE) -> ClaimResult:

@@ -12,7 +12,7 @@ from tests.proof.mutants.planting import Told
 
 FIRST, LAST = "layers.0.mlp", "layers.1.mlp"
 ROUTER = f"{LAST}.router.weight"
-EXPERT = f"{LAST}.experts.3.down.weight"
+EXPERT = f"{LAST}.experts.5.down.weight"
 AUX = Balance(kind="aux", aux_coefficient=0.1)
 BY_SEQUENCE = replace(AUX, aux_over="sequence")
 Z_LOSS = Balance(z_coefficient=0.01)

@@ -215,7 +215,7 @@ def loads_of_data_ranks(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     in_routes(
         "experts permuted",
         "ep",
-        tensor=f"{FIRST}.experts.2.gate.weight",
+        tensor=f"{FIRST}.experts.3.gate.weight",
         step=-1,
         rule="prove-initial-weights",
         **EP2,

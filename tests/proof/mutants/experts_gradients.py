@@ -214,7 +214,7 @@ def gates_of_one_piece(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 @mutant(
     in_expert_gradients(
-        f"{LAST}.experts.3.down.weight", "stale", "", step=1, model=ONE_OF_EIGHT, **WHOLE
+        f"{LAST}.experts.4.down.weight", "stale", "", step=1, model=ONE_OF_EIGHT, **WHOLE
     ),
 )
 def idle_experts_keep_gradients(patch: pytest.MonkeyPatch, plan: Plan) -> None:

@@ -35,7 +35,7 @@ def scale_of_the_neighbouring_square(patch: pytest.MonkeyPatch, plan: Plan) -> N
     patch.setattr(SliceCodes, "_write_codes", beside)
 
 
-@mutant(Told("prove-activations", "layers.1.attention", "slice", step=1, plan=FAST))
+@mutant(Told("prove-activations", "layers.0.attention", "slice", step=1, plan=FAST))
 def scales_of_before_the_update(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Multiply new codes by the scales of the step before.
 

@@ -32,7 +32,7 @@ def _told(rule: str, tensor: str, factor: str, axis: str = "", step: int = 0, **
 
 
 @mutant(
-    _told("prove-systematic-error", "layers.0.mlp", "number"),
+    _told("prove-systematic-error", "layers.0.mlp", "number", step=1),
     _told("prove-systematic-error", "layers.0.mlp", "number", precision=FP16, dp=1, tp=2),
 )
 def gate_larger_by_a_fiftieth(patch: pytest.MonkeyPatch, plan: Plan) -> None:

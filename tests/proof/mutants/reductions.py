@@ -222,7 +222,6 @@ def row_forward_doubled(patch: pytest.MonkeyPatch, plan: Plan) -> None:
         "layers.0.attention.o.bias",
         "tp",
         "tp",
-        step=1,
         plan={"tp": 4, "model": {"output_bias": True, "mlp_bias": True}},
     ),
 )

@@ -26,7 +26,7 @@ TENSOR: Changes = {
 DP: Changes = {**TENSOR, "dp": 2}
 
 
-@mutant(Told("prove-activations", "layers.0.mlp", "slice", step=2, plan=TENSOR))
+@mutant(Told("prove-activations", "layers.0.attention", "slice", step=1, plan=TENSOR))
 def history_of_a_step_before(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Look back on the step before the last one."""
     find, begin = TensorScales._find_scales, TensorScales.__init__
@@ -44,7 +44,7 @@ def history_of_a_step_before(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(TensorScales, "_find_scales", late)
 
 
-@mutant(Told("prove-activations", "layers.1.mlp", "slice", "dp", step=1, plan=DP))
+@mutant(Told("prove-activations", "layers.0.attention", "slice", "dp", step=1, plan=DP))
 def largest_number_of_one_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Let each rank look back on its own numbers."""
     shared = Group.all_reduce

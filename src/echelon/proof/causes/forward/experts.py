@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import product
 from typing import cast
 
 import torch
@@ -34,6 +33,9 @@ _ChangeRouting = Callable[[ReferenceRouting, MixtureOfExperts], ReferenceRouting
 
 _ChangeGates = Callable[[ReferenceRouting, MixtureOfExperts], torch.Tensor]
 """From how tokens are routed to other gates."""
+
+_Room = Callable[[Callable[[int], int]], int]
+"""From the capacity for tokens of a length to the capacity that a rank uses by mistake."""
 
 _ReorderRows = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """From the slots of rows as they leave, and the ranks of their experts, to which rows come back."""
@@ -162,11 +164,20 @@ def _drops(plan: Plan) -> Iterator[Variant]:
         scopes.append(("cp", ("sequence", "context"), cp))
     if tp > 1:
         scopes.append(("tp", ("data", "microbatch", "context", "sequence", "tensor"), tp))
-    for (axis, names, degree), whole in product(scopes, (True, False)):
+    length = plan.mathematics.sequence_length
+    for axis, names, degree in scopes:
         says = "what an expert drops is decided by the order of each rank's own tokens"
-        says += "" if whole else " in its part of the room"
-        route = _drop_in(plan, rows.scope(*names), 1 if whole else degree)
-        yield _variant(plan, ProofFinding("local drops", says, axis), route)
+        rooms: list[tuple[str, _Room]] = [
+            ("", lambda room: room(length)),
+            (" in its part of the room", lambda room, parts=degree: room(length // parts)),
+            (
+                " in its part of the room, rounded down",
+                lambda room, parts=degree: room(length) // parts,
+            ),
+        ]
+        for how, room in rooms:
+            route = _drop_in(plan, rows.scope(*names), room)
+            yield _variant(plan, ProofFinding("local drops", says + how, axis), route)
     yield _variant(
         plan,
         ProofFinding("no drops", "experts take tokens beyond their room"),
@@ -174,19 +185,23 @@ def _drops(plan: Plan) -> Iterator[Variant]:
     )
 
 
-def _drop_in(plan: Plan, scope_N: torch.Tensor, parts: int) -> _ChangeRouting:
-    balance, length = plan.mathematics.balance, plan.mathematics.sequence_length
+def _drop_in(plan: Plan, scope_N: torch.Tensor, room: _Room) -> _ChangeRouting:
+    balance = plan.mathematics.balance
 
     def route(routed: ReferenceRouting, mixture: MixtureOfExperts) -> ReferenceRouting:
         experts = mixture.routing
-        room = balance.capacity(length // parts, experts.num_experts, experts.top_k)
-        assert room is not None, "there is a capacity"
+
+        def capacity(length: int) -> int:
+            tokens = balance.capacity(length, experts.num_experts, experts.top_k)
+            assert tokens is not None, "there is a capacity"
+            return tokens
+
         kept_NK = kept_assignments(
             routed.chosen_NK,
             routed.gates_NK,
             scope_N,
             num_experts=experts.num_experts,
-            capacity=room,
+            capacity=room(capacity),
             drop=balance.drop,
         )
         return replace(routed, kept_NK=kept_NK)
