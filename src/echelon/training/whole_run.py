@@ -11,14 +11,15 @@ These two paths through the model are each compared with one process that was wr
 folder as a run does that starts from it.
 
 What is observed goes into files of the folder that the prover owns: `run-N-rank-RRRR.json` of each
-run, `read-back.safetensors` and `written.json`; `exported-N` and `imported-N.safetensors` of each
-export.
+run, `read-back.safetensors`, `written.json` and `written.safetensors` (the streams behind these
+tokens); `exported-N` and `imported-N.safetensors` of each export.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +27,8 @@ from typing import Any, cast
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from echelon.config.generation import Request, Sampling, generation_plan
 from echelon.config.job import CheckpointSettings, DataSettings, Job, TrainSettings
@@ -36,7 +39,12 @@ from echelon.core.plan import Plan
 from echelon.core.serialize import to_json
 from echelon.launch.context import RankContext
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
-from echelon.models.decoder import Decoder
+from echelon.models.decoder import (
+    Block,
+    Decoder,
+    GroupedQueryAttention,
+    MultiHeadLatentAttention,
+)
 from echelon.models.precision import TORCH_DTYPES, at_least_fp32
 from echelon.parallel.fp8_linear import multiply_in_fp8
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
@@ -222,14 +230,16 @@ def read_back(context: RankContext, argument: Mapping[str, Any]) -> None:
     decoder = load_decoder(plan, last, index.tokenizer.hash)
     weights = {name: value.detach().clone() for name, value in decoder.named_parameters()}
     save_file(weights, folder / "read-back.safetensors")
+    plain, cached = StreamNotes(), StreamNotes()
     end, prompts, count = index.tokenizer.end_of_document, argument["prompts"], argument["count"]
     separator = end if plan.mathematics.documents == "separate" else None
-    said = {
-        "without a cache": [
-            continue_tokens(decoder, prompt, count, temperature=_GREEDY, separator=separator)
-            for prompt in prompts
-        ]
-    }
+    with plain.noting():
+        said = {
+            "without a cache": [
+                continue_tokens(decoder, prompt, count, temperature=_GREEDY, separator=separator)
+                for prompt in prompts
+            ]
+        }
     if plan.model.causal and max(map(len, prompts)) + count <= plan.model.max_positions:
         task = GenerateTask(
             plan=generation_plan(plan, ()),
@@ -241,9 +251,47 @@ def read_back(context: RankContext, argument: Mapping[str, Any]) -> None:
             end=end,
             separator=separator,
         )
-        writing = generate_rank(_in_small_pieces(context), to_json(task))
+        with cached.noting():
+            writing = generate_rank(_in_small_pieces(context), to_json(task))
         said["over a cache"] = list(map(list, writing.written))
     (folder / "written.json").write_text(json.dumps(said), encoding="utf-8")
+    noted = {"without a cache": plain.passes, "over a cache": cached.passes}
+    streams = {
+        f"{how}/{number}/{place}": stream
+        for how, passes in noted.items()
+        for number, streams in enumerate(passes)
+        for place, stream in streams.items()
+    }
+    save_file(streams, folder / "written.safetensors")
+
+
+class StreamNotes:
+    """Keep the residual stream of every forward pass of a model, [N, D] at each place.
+
+    Places are `embedding`, then `layers.N.attention` (its output alone) and `layers.N` of each
+    block, in the order of a pass.
+    """
+
+    def __init__(self) -> None:
+        self.passes: list[dict[str, torch.Tensor]] = []
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Look at all blocks that run meanwhile."""
+        hook = register_module_forward_hook(self._note)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _note(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(module, GroupedQueryAttention | MultiHeadLatentAttention):
+            self._attended = output.detach().clone()
+        if isinstance(module, Block):
+            if module.index == 0:
+                self.passes.append({"embedding": inputs[0].detach().clone()})
+            self.passes[-1][f"layers.{module.index}.attention"] = self._attended
+            self.passes[-1][f"layers.{module.index}"] = output.detach().clone()
 
 
 def export(context: RankContext, argument: Mapping[str, Any]) -> None:

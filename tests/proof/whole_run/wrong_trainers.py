@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from echelon.inference.cache import CachedSequence
+from echelon.inference import generator
+from echelon.inference.cache import CachedSequence, PagedCache
+from echelon.inference.operations import CachedAttention, CacheOperations
 from echelon.launch.context import RankContext
+from echelon.models.decoder import MLP, Block
 from echelon.parallel.fp8_scales import TensorScales
 from echelon.training import loop, whole_run
 from echelon.training.data.batches import GlobalBatch, sample_ids
 from echelon.training.loop import TrainLoop
 from echelon.training.optimizer import SliceOptimizer
-from tests.inference.mistakes import reads_one_position_less
+from tests.inference.mistakes import (
+    gives_a_block_to_two,
+    reads_one_position_less,
+    sees_padding,
+    turns_by_the_next_position,
+    writes_one_position_late,
+)
 
 Target = Callable[[RankContext, Mapping[str, Any]], None]
 
@@ -138,3 +149,112 @@ def each_end_starts_a_document(patch: pytest.MonkeyPatch) -> None:
 def documents_of_a_prompt_meet(patch: pytest.MonkeyPatch) -> None:
     """Read a prompt of separate documents as one, over a cache."""
     patch.setattr(CachedSequence, "document_starts", lambda self: [0])
+
+
+@planted(whole_run.read_back)
+def positions_of_a_cache_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    """Turn a token that is written by the position after its own."""
+    turns_by_the_next_position(patch)
+
+
+@planted(whole_run.read_back)
+def cache_written_late(patch: pytest.MonkeyPatch) -> None:
+    """Write keys one place behind their own."""
+    writes_one_position_late(patch)
+
+
+@planted(whole_run.read_back)
+def cache_shared_by_two(patch: pytest.MonkeyPatch) -> None:
+    """Give the same blocks of the cache to two texts."""
+    gives_a_block_to_two(patch)
+
+
+@planted(whole_run.read_back)
+def cache_padded(patch: pytest.MonkeyPatch) -> None:
+    """Meet the padding of shorter texts."""
+    sees_padding(patch)
+
+
+@planted(whole_run.read_back)
+def keys_cached_without_rotary(patch: pytest.MonkeyPatch) -> None:
+    """Write keys to the cache before they are turned."""
+    attend = CacheOperations.attend
+
+    def unturned(self: Any, q: Any, k: Any, v: Any, shape: Any, batch: Any, **rest: Any) -> Any:
+        cos, sin = self.rotary_tables(shape, batch, q)
+        back = self.rotate(k, cos, -sin)
+        over, write = CacheOperations._over_cache, PagedCache.write
+
+        def written(cache: PagedCache, layer: int, slots: Any, rows: Any) -> None:
+            plain = torch.cat((back[:, 0].flatten(1), v[:, 0].flatten(1)), dim=1)
+            write(cache, layer, slots, plain if len(rows) == len(plain) else rows)
+
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(PagedCache, "write", written)
+            inner.setattr(CacheOperations, "_over_cache", over)
+            return attend(self, q, k, v, shape, batch, **rest)
+
+    patch.setattr(CacheOperations, "attend", unturned)
+
+
+@planted(whole_run.read_back)
+def last_piece_of_a_prompt_not_cached(patch: pytest.MonkeyPatch) -> None:
+    """Leave the keys of the last two tokens of a prompt, or of its last one, out of the cache."""
+    write = PagedCache.write
+
+    def shorter(self: PagedCache, layer: int, slots: Any, rows: Any) -> None:
+        write(self, layer, slots, rows)
+        for start, length in self.pieces:  # type: ignore[attr-defined]
+            first = start + (length - 1) // 2 * 2
+            self.pools[layer][slots[first : start + length]] = 0.0
+
+    made = generator.prompt_batch
+
+    def prompts(caches: Any, sequences: Any) -> Any:
+        batch = made(caches, sequences)
+        starts = np.cumsum([0, *(len(one.tokens) for one in sequences)])
+        for cache in caches.caches:
+            cache.pieces = [
+                (int(start), len(one.tokens)) for start, one in zip(starts, sequences, strict=False)
+            ]
+        return batch
+
+    def following(caches: Any, sequences: Any) -> Any:
+        for cache in caches.caches:
+            cache.pieces = []
+        return after(caches, sequences)
+
+    after = generator.next_batch
+    patch.setattr(generator, "prompt_batch", prompts)
+    patch.setattr(generator, "next_batch", following)
+    patch.setattr(PagedCache, "write", shorter)
+
+
+@planted(whole_run.read_back)
+def scores_unscaled_over_a_cache(patch: pytest.MonkeyPatch) -> None:
+    """Forget the scale of scores where a token meets a cache."""
+    of_next = CachedAttention.of_next
+
+    def unscaled(self: CachedAttention, *heads: Any) -> Any:
+        return of_next(replace(self, scale=1.0), *heads)
+
+    patch.setattr(CachedAttention, "of_next", unscaled)
+
+
+@planted(whole_run.read_back)
+def mlp_of_a_token_doubled(patch: pytest.MonkeyPatch) -> None:
+    """Add the MLP of a token that is written twice."""
+    forward = MLP.forward
+
+    def doubled(self: Any, x_ND: Any, batch: Any = None) -> Any:
+        y_ND = forward(self, x_ND, batch)
+        return y_ND if getattr(batch, "spans", True) else 2 * y_ND
+
+    run = Block.forward
+
+    def with_batch(self: Any, x_ND: Any, batch: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(MLP, "forward", lambda mlp, x, _=None: doubled(mlp, x, batch))
+            return run(self, x_ND, batch)
+
+    patch.setattr(Block, "forward", with_batch)

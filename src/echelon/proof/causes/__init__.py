@@ -14,7 +14,6 @@ gradients/              wrong gradients, and their norm
 updates/                wrong updates, outer steps, and parameters that are not written back
 activations.py          between which two places a pass goes wrong
 routing.py              wrong routes, loads, losses and biases
-rounding.py             what a narrow dtype makes: factors within rounding, rounded sums, overflow
 first_weights.py        another slice, expert, order or seed
 diagnose.py             the first failure of any program; the races of a plan
 """

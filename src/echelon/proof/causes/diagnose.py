@@ -18,8 +18,13 @@ from echelon.core.rulebook import verify as verify_rules
 from echelon.core.rules import Rule
 from echelon.layout.stage import pieces_of
 from echelon.parallel.completion.in_flight import RaceKind
-from echelon.proof.causes.activations import explain_activation, explain_backward, tensor_at
-from echelon.proof.causes.factors import named_factor
+from echelon.proof.causes.activations import (
+    describe_boundary,
+    explain_activation,
+    explain_backward,
+    tensor_at,
+)
+from echelon.proof.causes.factors import known_factors, name_factor, named_factor
 from echelon.proof.causes.finding import Diagnosis, ProofFinding, with_distinguishing_axis
 from echelon.proof.causes.first_weights import explain_first_weights
 from echelon.proof.causes.forward.losses import (
@@ -27,12 +32,12 @@ from echelon.proof.causes.forward.losses import (
     explain_microbatch_losses,
     explain_scale,
 )
+from echelon.proof.causes.forward.variants import vocabulary_variants
 from echelon.proof.causes.gradients.gradients import explain_gradient
 from echelon.proof.causes.gradients.norm import explain_norm, stage_of
 from echelon.proof.causes.passing.attention import explain_attention
 from echelon.proof.causes.passing.modules import explain_lost_weight, explain_passing
 from echelon.proof.causes.passing.token_losses import explain_token_losses
-from echelon.proof.causes.rounding import explain_range, explain_sum_dtype, explain_systematic
 from echelon.proof.causes.routing import (
     explain_loads,
     explain_router_losses,
@@ -50,6 +55,7 @@ from echelon.proof.causes.updates.updates import (
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.claims import ClaimResult, first_failure
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
+from echelon.proof.claims.systematic import PADDING, fits
 from echelon.proof.evidence.captured import LateCapture
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.mesh import group_of, named_groups
@@ -437,6 +443,46 @@ def diagnose_races(
         num_wrong=len({race.operation for race in late.races}),
         num_compared=sum(late.num_operations),
     )
+
+
+_STANDARD_ERRORS = 3.0
+"""Within which a known factor is the one that was fitted."""
+
+
+def explain_systematic(evidence: PlanEvidence, failure: Check) -> ProofFinding:
+    """The factor by which a tensor is off, next to its rounding."""
+    found = list(fits(evidence))[failure.position]
+    kind, name, fit = found.kind, found.name, found.fit
+    dtype = evidence.plan.mathematics.precision.parameters
+    if kind == PADDING:
+        (variant,) = vocabulary_variants(evidence.plan)
+        return replace(variant.finding, value=fit.factor, residual=fit.error)
+    factor = 1 + fit.factor
+    known = known_factors(evidence.plan, evidence.steps[failure.step])
+    near = [one.value for one in known if abs(one.value - factor) <= _STANDARD_ERRORS * fit.error]
+    named = name_factor(near[0] if near else factor, known, fit.error)
+    activation = kind != "gradients"
+    whose = name if not activation else describe_boundary(name)
+    whose = f"the gradient of {whose}" if kind != "activations" else whose
+    says = (
+        f"{whose} is {factor:.5g} +- {fit.error:.1g} times that of one device in {dtype}: "
+        f"a factor, not rounding"
+    )
+    return replace(named, description=says, tensor=tensor_at(name) if activation else name)
+
+
+def explain_sum_dtype(evidence: PlanEvidence, failure: Check) -> ProofFinding:
+    """Name a float32 sum that was rounded on its way."""
+    says = f"{failure.detail}: the sum was rounded before it is float32"
+    return ProofFinding("rounded sum", says)
+
+
+def explain_range(evidence: PlanEvidence, failure: Check) -> ProofFinding:
+    """Name numbers that overflow or vanish, though one device in this precision has them."""
+    vanished = failure.detail.endswith("zero")
+    dtype = evidence.plan.mathematics.precision.parameters
+    says = f"{failure.detail}, where one device in {dtype} has numbers"
+    return ProofFinding("vanished" if vanished else "not finite", says)
 
 
 _EXPLANATIONS: Mapping[str, Callable[[Any, Check], ProofFinding]] = {

@@ -196,16 +196,23 @@ def turned(x_THd: torch.Tensor, turns_TE: torch.Tensor) -> torch.Tensor:
 
 
 def attend(
-    q_THd: torch.Tensor, k_SKd: torch.Tensor, v_SKd: torch.Tensor, settings: ScoreSettings
+    q_THd: torch.Tensor,
+    k_SKd: torch.Tensor,
+    v_SKd: torch.Tensor,
+    settings: ScoreSettings,
+    seen: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return softmax(cap(scale q k)) v of every head; query head h has key head h // (H/K).
 
-    Where a head has a sink, e^sink is in the sum that its weights are divided by.
+    Where a head has a sink, e^sink is in the sum that its weights are divided by. `seen` says which
+    keys each query meets, [T, S]; None: those that the settings allow.
     """
     length, heads = q_THd.shape[:2]
-    seen = torch.tensor(
-        [[settings.allows(query, key) for key in range(length)] for query in range(length)]
-    )
+    if seen is None:
+        allowed = [
+            [settings.allows(query, key) for key in range(length)] for query in range(length)
+        ]
+        seen = torch.tensor(allowed)
     outs: list[torch.Tensor] = []
     for head in range(heads):
         own = head // (heads // k_SKd.shape[1])
@@ -247,6 +254,7 @@ def grouped_attention(run: SequenceRun, x_TD: torch.Tensor) -> torch.Tensor:
     if model.positions == "rope":
         turns_TE = turns_of(model, run.unit, length)
         q, k = run.note(ROTARY, turned(q, turns_TE)), run.note(ROTARY, turned(k, turns_TE))
+    run.heads[run.unit] = q, k, v
     out = attend(q, k, v, ScoreSettings.of(run, run.unit)).reshape(length, -1)
     return run.linear(run.note(ATTENTION, out), "attention.o")
 
@@ -278,6 +286,7 @@ def latent_attention(run: SequenceRun, latent: LatentAttention, x_TD: torch.Tens
     k = torch.cat(
         (kv[..., : latent.nope_dim], shared.expand(length, model.heads, latent.rope_dim)), dim=-1
     )
-    out = attend(q, k, kv[..., latent.nope_dim :], ScoreSettings.of(run, run.unit))
+    run.heads[run.unit] = q, k, kv[..., latent.nope_dim :]
+    out = attend(*run.heads[run.unit], ScoreSettings.of(run, run.unit))
     run.note(ATTENTION, out.reshape(length, -1))
     return run.linear(out.reshape(length, -1), "attention.o")

@@ -70,6 +70,8 @@ class SequenceRun:
     """What the parts made of it, in order."""
     routes: dict[int, SequenceRoutes] = field(default_factory=dict[int, SequenceRoutes])
     """How each layer with experts routed it."""
+    heads: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    """Queries, keys and values of each block, as they meet."""
 
     def note(self, part: str, y: torch.Tensor) -> torch.Tensor:
         """Return y, and keep it as the next `part` of the unit."""

@@ -139,20 +139,25 @@ def held_out_loss(
 def continuation(plan: Plan, run: OneDeviceRun, prompt: Sequence[int], count: int) -> list[int]:
     """Return the likeliest tokens after a prompt, one after the other; no expert drops any."""
     written = list(prompt)
-    separate = plan.mathematics.documents == "separate"
     for _ in range(count):
-        recent = written[-plan.model.max_positions :]
-        sequence = text_run(
-            plan,
-            run.weights,
-            run.steps[-1].state_after.biases,
-            recent,
-            documents=document_starts(recent, END_OF_DOCUMENT) if separate else (0,),
-            # What is written has no step before it.
-            fp8=Fp8Rules.first(plan.mathematics.precision),
-        )
+        sequence = read_text(plan, run, written[-plan.model.max_positions :])
         written.append(int(logits_of(sequence)[-1].argmax()))
     return written[len(prompt) :]
+
+
+@torch.no_grad()
+def read_text(plan: Plan, run: OneDeviceRun, tokens: list[int]) -> SequenceRun:
+    """Return tokens on their way through the trained model, as it reads what it continues."""
+    separate = plan.mathematics.documents == "separate"
+    return text_run(
+        plan,
+        run.weights,
+        run.steps[-1].state_after.biases,
+        tokens,
+        documents=document_starts(tokens, END_OF_DOCUMENT) if separate else (0,),
+        # What is written has no step before it.
+        fp8=Fp8Rules.first(plan.mathematics.precision),
+    )
 
 
 @torch.no_grad()

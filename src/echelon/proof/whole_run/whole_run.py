@@ -64,6 +64,7 @@ from echelon.proof.whole_run.one_device import (
     with_bytes,
 )
 from echelon.proof.whole_run.own_precision import has_own_run, own_precision_pass
+from echelon.proof.whole_run.written import OVER_A_CACHE, WrittenTexts, written_texts
 
 _OURS = "echelon.training.whole_run"
 
@@ -93,8 +94,6 @@ _STEPS, _VALIDATIONS, _RESUMED = (
     "validation losses of the trainer",
     "steps and validation after a resume under another layout",
 )
-OVER_A_CACHE = "over a cache"
-"""How a text is written that ends where a document does."""
 _READ, _TEXT = "weights that are read from the last checkpoint", "text that these weights write"
 
 
@@ -107,6 +106,8 @@ class WholeRun:
     weights: Mapping[str, torch.Tensor]
     written: Mapping[str, list[list[int]]]
     """How it was written -> the tokens after each prompt."""
+    texts: Sequence[WrittenTexts]
+    """The streams behind these tokens, of each way to write."""
     right: OneDeviceRun
     exported: tuple[ClaimResult, ...]
     """The claims about exports; empty without exports."""
@@ -189,7 +190,7 @@ def whole_run_pass(
         judged(rules.PROVE_TRAINER_TEXT, _TEXT, list(_text_checks(run))),
         *run.exported,
     )
-    return ProofPass(precision="fp64", claims=claims, diagnosis=_diagnosis(claims))
+    return ProofPass(precision="fp64", claims=claims, diagnosis=_diagnosis(claims, run.texts))
 
 
 def _dropping_by_position(plan: Plan) -> Plan:
@@ -246,11 +247,15 @@ def _run(
     exported = RunExports(
         plan=first, exports=exports, folder=place, texts=texts, right=right.result()
     )
+    written = json.loads((place / "written.json").read_text(encoding="utf-8"))
     return WholeRun(
         plans=plans,
         told=(first_events, second_events),
         weights=load_file(place / "read-back.safetensors"),
-        written=json.loads((place / "written.json").read_text(encoding="utf-8")),
+        written=written,
+        texts=written_texts(
+            plans[0], right.result(), load_file(place / "written.safetensors"), written
+        ),
         right=right.result(),
         exported=exported.claims() if exports else (),
     )
@@ -305,6 +310,8 @@ def _weight_checks(run: WholeRun) -> Iterator[Check]:
 
 
 def _text_checks(run: WholeRun) -> Iterator[Check]:
+    for texts in run.texts:
+        yield from texts.checks(NUM_STEPS)
     for place, prompt in enumerate(PROMPTS):
         whole = continuation(run.plans[0], run.right, prompt, _WRITTEN)
         for how, texts in run.written.items():
@@ -321,11 +328,14 @@ def _close(step: int, subject: str, found: float, wanted: float, rank: int) -> C
     return Check(step, subject, error, allowed=FLOAT64_TOLERANCE, detail=detail, position=rank)
 
 
-def _diagnosis(claims: tuple[ClaimResult, ...]) -> Diagnosis | None:
+def _diagnosis(claims: tuple[ClaimResult, ...], texts: Sequence[WrittenTexts]) -> Diagnosis | None:
     first = first_failure(claims)
     if first is None:
         return None
     claim, failure = first
+    for written in texts:
+        if (cause := written.causes().get(failure.subject)) is not None:
+            return Diagnosis.of(claim, failure, cause, claim.statement)
     says = f"in step {failure.step}: {failure.detail or f'off by {failure.error:.2g}'}"
     finding = ProofFinding("", says, residual=failure.error)
     return Diagnosis.of(claim, failure, finding, claim.statement)

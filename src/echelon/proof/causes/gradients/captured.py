@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -26,6 +26,7 @@ from echelon.proof.evidence.run import GRADIENTS
 _ALIKE = 1e-4  # relative difference of weights that are the same
 _OTHER_ROWS = 0.1  # relative difference that a part of the rows makes; less is another function
 _MOST_PARTS = 64  # gradients that a wrong one is taken to be a sum of
+_Slot = tuple[int, int]  # a rank, and which of its backwards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,8 +233,47 @@ def _ranks_weighted(gradient: WrongGradientOfProgram) -> Iterator[ProofFinding]:
     of_ranks = {rank: ratio for (rank, _), ratio in ratios.items()}
     axis = " and ".join(a for a in evidence.mesh.axes if _differs(evidence, of_ranks, a))
     told = ", ".join(f"rank {r} backward {call}: {one:.4g}" for (r, call), one in ratios.items())
+    if (pattern := _pattern_of_weights(gradient, ratios, axis)) is not None:
+        yield replace(pattern, description=f"{pattern.description} ({told})", residual=residual)
+        return
     says = f"the gradients of ranks have weights other than 1 ({told})"
     yield ProofFinding("ranks weighted", says, axis, residual=residual)
+
+
+def _pattern_of_weights(
+    gradient: WrongGradientOfProgram, weights: Mapping[_Slot, float], axis: str
+) -> ProofFinding | None:
+    """Name a mistake by the weights that it gives to ranks and their backwards; None: no such."""
+    clip, mesh = gradient.step.clip_norm, gradient.evidence.mesh
+    norms = _norms_of_ranks(gradient)
+    for mean in (1.0, *(1.0 / mesh.degrees[a] for a in mesh.axes)):
+        if clip is None:
+            break
+        alone = {slot: mean * min(1.0, clip / (norms[slot[0]] + 1e-6)) for slot in weights}
+        seen = {slot: weight * gradient.scale for slot, weight in weights.items()}
+        if all(math.isclose(seen[slot], alone[slot], rel_tol=_ALIKE) for slot in seen):
+            says = "each rank clips its own gradient before the sum, by its own norm ("
+            says += ", ".join(f"rank {rank}: {norm:.6g}" for rank, norm in norms.items()) + ")"
+            return ProofFinding("clipped before the sum", f"{says}: weights", axis)
+    ratios = [w / weights[r, k + 1] for (r, k), w in weights.items() if weights.get((r, k + 1))]
+    for again in mesh.axes:
+        degree = mesh.degrees[again]
+        if degree > 1 and ratios and all(math.isclose(x, degree, rel_tol=_ALIKE) for x in ratios):
+            says = f"each backward counts {degree} times the next: what has accumulated is summed "
+            return ProofFinding("summed again", f"{says}over {again} again with each", again)
+    return None
+
+
+def _norms_of_ranks(gradient: WrongGradientOfProgram) -> dict[int, float]:
+    """Return the norm of all gradients that each rank made itself, by rank."""
+    run, number, squares = gradient.evidence.run, gradient.step.step, dict[int, float]()
+    for name in gradient.step.gradients:
+        own: dict[int, torch.Tensor] = {}
+        for (rank, _), value in run.local_gradients(number, name).items():
+            own[rank] = own[rank] + value if rank in own else value
+        for rank, value in own.items():
+            squares[rank] = squares.get(rank, 0.0) + float(value.square().sum())
+    return {rank: square**0.5 for rank, square in squares.items()}
 
 
 def _same_rows(

@@ -8,8 +8,12 @@ import pytest
 
 from echelon.core.rulebook import prove as rules
 from echelon.parallel.completion.in_flight import Race, RaceKind
-from echelon.proof.causes.diagnose import diagnose_races
-from echelon.proof.causes.rounding import explain_range, explain_sum_dtype, explain_systematic
+from echelon.proof.causes.diagnose import (
+    diagnose_races,
+    explain_range,
+    explain_sum_dtype,
+    explain_systematic,
+)
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.claims import ClaimResult
 from echelon.proof.claims.systematic import systematic_errors
