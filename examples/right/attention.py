@@ -41,9 +41,7 @@ class Attention(nn.Module):
         y_BHTE = self.mix(rotate(q, positions_T), rotate(k, positions_T), v)
         return self.o(y_BHTE.transpose(1, 2).flatten(2))
 
-    def mix(
-        self, q_BHTE: torch.Tensor, k_BHTE: torch.Tensor, v_BHTE: torch.Tensor
-    ) -> torch.Tensor:
+    def mix(self, q_BHTE: torch.Tensor, k_BHTE: torch.Tensor, v_BHTE: torch.Tensor) -> torch.Tensor:
         """Return causal attention."""
         return fn.scaled_dot_product_attention(q_BHTE, k_BHTE, v_BHTE, is_causal=True)
 

@@ -49,7 +49,9 @@ class Decoder(nn.Module):
         """Return logits_BTV."""
         x_BTD = self.embed(ids_BT)
         for block in self.blocks:
-            x_BTD = checkpoint(block, x_BTD, use_reentrant=False) if self.recompute else block(x_BTD)
+            x_BTD = (
+                checkpoint(block, x_BTD, use_reentrant=False) if self.recompute else block(x_BTD)
+            )
         return self.head(x_BTD)
 
     def at(self, step: int, rows: slice = slice(0, 8)) -> None:

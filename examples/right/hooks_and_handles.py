@@ -1,7 +1,8 @@
-"""Data parallelism by hooks: each gradient is reduced as soon as it is whole, and awaited before the step.
+"""Data parallelism by hooks: each gradient is reduced as soon as it is whole.
 
 A template: replace model, batch and step by your own, then `echelon prove --subject FILE --late`.
-Microbatches accumulate locally; biases and norms have no weight decay; the update is fused.
+Reductions are awaited before the step. Microbatches accumulate locally; biases and norms have no
+weight decay; the update is fused.
 """
 
 from typing import Any

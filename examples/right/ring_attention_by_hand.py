@@ -1,7 +1,7 @@
 """Ring attention by hand: keys and values travel round, each pass back sends their gradients on.
 
 A template: replace model, batch and step by your own, then `echelon prove --subject FILE --late`.
-Each rank has an equal part of the tokens, in order. Partial results are merged by their log-sum-exp.
+Each rank has an equal part of the tokens, in order. Results are merged by their log-sum-exp.
 """
 
 from typing import Any

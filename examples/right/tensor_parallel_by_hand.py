@@ -13,7 +13,6 @@ from attention import (
     CLIP_NORM,
     LENGTH,
     RATE,
-    VOCAB,
     Block,
     Decoder,
     batch,
@@ -163,7 +162,10 @@ def on_rank(case: ec.VerifyCase) -> ec.OnRank:
         inputs_BT, labels_BT = batch(number)
         loss = summed_loss(model(inputs_BT, torch.arange(LENGTH)), labels_BT) / labels_BT.numel()
         loss.backward()
-        squares = {True: torch.zeros((), dtype=case.dtype), False: torch.zeros((), dtype=case.dtype)}
+        squares = {
+            True: torch.zeros((), dtype=case.dtype),
+            False: torch.zeros((), dtype=case.dtype),
+        }
         for p in model.parameters():
             squares[id(p) in parts] += p.grad.square().sum()
         dist.all_reduce(squares[True])

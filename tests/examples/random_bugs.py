@@ -32,6 +32,14 @@ TORCH = (
     "pipeline_1f1b",
     "pipeline_interleaved",
     "zero1_by_hand",
+    "hooks_and_handles",
+    "zero3_by_hand",
+    "tensor_parallel_by_hand",
+    "ring_attention_by_hand",
+    "ulysses_by_hand",
+    "pipeline_by_hand",
+    "experts_by_hand",
+    "compiled_recompute",
 )
 FRAMEWORKS = (
     "accelerate_ddp",

@@ -18,6 +18,14 @@ TORCH = (
     "pipeline_1f1b",
     "pipeline_interleaved",
     "zero1_by_hand",
+    "hooks_and_handles",
+    "zero3_by_hand",
+    "tensor_parallel_by_hand",
+    "ring_attention_by_hand",
+    "ulysses_by_hand",
+    "pipeline_by_hand",
+    "experts_by_hand",
+    "compiled_recompute",
 )
 
 
@@ -150,6 +158,91 @@ PLANTED = {
         "self.inner = self.optimizer = torch.optim.AdamW([self.slice], lr=3 * lr)",
         ("prove-clipped-update", "0.weight", "number", ""),
     ),
+    "hooks: what has accumulated is reduced again with each microbatch": (
+        "hooks_and_handles",
+        "        if last:\n"
+        "            handles.append(dist.all_reduce(parameter.grad, async_op=True))",
+        "        dist.all_reduce(parameter.grad)",
+        ("prove-gradients", "5.weight", "summed again", "dp"),
+    ),
+    "hooks: clipped before the sum": (
+        "hooks_and_handles",
+        "        for handle in handles:\n            handle.wait()\n        handles.clear()\n"
+        "        norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)\n",
+        "        norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)\n"
+        "        for p in model.parameters():\n            dist.all_reduce(p.grad)\n",
+        ("prove-gradients", "5.weight", "clipped before the sum", "dp"),
+    ),
+    "zero 3: a sum instead of a mean": (
+        "zero3_by_hand",
+        "        return piece / dist.get_world_size()",
+        "        return piece",
+        ("prove-gradients", "5.weight", "dp", "dp"),
+    ),
+    "zero 3: every rank keeps the first slice of gradients": (
+        "zero3_by_hand",
+        "        dist.reduce_scatter_tensor(piece, whole)\n",
+        "        dist.all_reduce(whole)\n        piece.copy_(whole.chunk(2)[0])\n",
+        ("verify-local-gradients", "5.weight", "shards permuted", "dp"),
+    ),
+    "zero 3: weights are gathered in bfloat16": (
+        "zero3_by_hand",
+        "(whole, piece.detach())",
+        "(whole, piece.detach().bfloat16().to(piece.dtype))",
+        ("prove-loss", "0", "rounded", ""),
+    ),
+    "tp: each rank adds the bias before the sum": (
+        "tensor_parallel_by_hand",
+        "        y = Reduce.apply(fn.linear(x, self.weight))\n"
+        "        return y if self.bias is None else y + self.bias",
+        "        return Reduce.apply(fn.linear(x, self.weight, self.bias))",
+        ("prove-loss", "blocks.0.down", "bias added again", "tp"),
+    ),
+    "tp: gradients of sums are summed again": (
+        "tensor_parallel_by_hand",
+        '        """Pass the gradient on."""\n        return grads[0]',
+        '        """Pass the gradient on."""\n        total = grads[0].clone()\n'
+        "        dist.all_reduce(total)\n        return total",
+        ("verify-local-gradients", "head.weight", "tp", "tp"),
+    ),
+    "pp: the newest microbatch goes back first": (
+        "pipeline_by_hand",
+        "self.waiting.popleft()",
+        "self.waiting.pop()",
+        ("verify-local-gradients", "2", "order", "pp"),
+    ),
+    "pp: gradients start anew with the last microbatch": (
+        "pipeline_by_hand",
+        "        x, out = self.waiting.popleft()\n",
+        "        x, out = self.waiting.popleft()\n"
+        "        if not self.waiting and not self.index:\n            self.layers.zero_grad()\n",
+        ("prove-gradients", "2.down.bias", "missing part", ""),
+    ),
+    "ep: gradients of experts are divided, too": (
+        "experts_by_hand",
+        "        square = torch.stack",
+        "        for p in own.values():\n            p.grad /= MESH['ep']\n"
+        "        square = torch.stack",
+        ("prove-gradients", "2.down_EFD", "1/ep", "ep"),
+    ),
+    "ep: the router is not reduced": (
+        "experts_by_hand",
+        "        for p in shared:\n",
+        "        for p in (p for p in shared if p.shape[0] != EXPERTS):\n",
+        ("prove-gradients", "2.router.weight", "missing sum", "ep"),
+    ),
+    "dropout: each replica draws for its own rows": (
+        "compiled_recompute",
+        "torch.rand(8, *x_BTD.shape[1:], generator=made)[self.rows]",
+        "torch.rand(*x_BTD.shape, generator=made)",
+        ("prove-loss", "blocks.0", "dropout mask", "dp"),
+    ),
+    "ring: gradients of keys stop one rank before their own": (
+        "ring_attention_by_hand",
+        "            held = pass_on(held)\n        return dq",
+        "            if turn < world - 1:\n                held = pass_on(held)\n        return dq",
+        ("verify-local-gradients", "blocks.1.attention.v", "shards permuted", "cp"),
+    ),
 }
 """For each planted bug: the program, a line, what stands there now, and what must be told."""
 
@@ -160,7 +253,8 @@ def test_a_planted_line_is_named(bug: str, rank_pool: RankPool, tmp_path: Path) 
     name, old, new, wanted = PLANTED[bug]
     text = (RIGHT / f"{name}.py").read_text(encoding="utf-8")
     assert text.count(old) == 1
-    shutil.copy(RIGHT / "ddp.py", tmp_path)  # some are made of it
+    for base in ("ddp", "attention"):  # some are made of these
+        shutil.copy(RIGHT / f"{base}.py", tmp_path)
     file = tmp_path / f"{name}.py"
     file.write_text(text.replace(old, new), encoding="utf-8")
     told = proof_of_file(rank_pool, file).diagnosis

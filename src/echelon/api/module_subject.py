@@ -59,16 +59,24 @@ class _Made:
 def open_module(argument: Mapping[str, Any]) -> SubjectFile:
     """Return the subject of a file with a factory, and of a plan."""
     return ModuleSubject(
-        Path(argument["file"]), Plan.from_json(argument["plan"]), argument["num_steps"]
+        Path(argument["file"]),
+        Plan.from_json(argument["plan"]),
+        argument["num_steps"],
+        quick=argument.get("quick", False),
     )
 
 
 class ModuleSubject(SubjectFile):
     """Call a user's factory, and train what it makes."""
 
-    def __init__(self, path: Path, plan: Plan, num_steps: int = NUM_STEPS) -> None:
-        """Import the file; ConfigError where it cannot be, or lacks the factory."""
-        self.plan, self._num_steps = plan, num_steps
+    def __init__(
+        self, path: Path, plan: Plan, num_steps: int = NUM_STEPS, *, quick: bool = False
+    ) -> None:
+        """Import the file; ConfigError where it cannot be, or lacks the factory.
+
+        It is proven in float64 and, unless it is `quick`, in the precision of the plan.
+        """
+        self.plan, self._num_steps, self._quick = plan, num_steps, quick
         super().__init__(path)
 
     def required(self) -> tuple[str, ...]:
@@ -80,7 +88,8 @@ class ModuleSubject(SubjectFile):
         mesh = self.plan.mesh
         axes = [axis for axis in mesh.order if axis is not Axis.EP]
         degrees = {axis.value: mesh.degree(axis) for axis in axes if mesh.degree(axis) > 1}
-        dtype = TORCH_DTYPES[self.plan.mathematics.precision.parameters]
+        own = TORCH_DTYPES[self.plan.mathematics.precision.parameters]
+        dtype = torch.float64 if self._quick else own
         return SubjectSettings(
             degrees=degrees or {"dp": 1},
             dtype=str(dtype).removeprefix("torch."),

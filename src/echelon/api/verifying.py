@@ -140,15 +140,15 @@ def _join(subject: Path, ranks: int | None) -> SubjectProof:
 
 
 def prove_module(
-    factory: str | Path, plan: GivenPlan, *, num_steps: int = NUM_STEPS
+    factory: str | Path, plan: GivenPlan, *, num_steps: int = NUM_STEPS, quick: bool = False
 ) -> SubjectProof:
     """Return the proof that `ec.parallelize` under `plan` computes what one process does.
 
     `factory` is FILE:FUNCTION; the function returns a module, `batch(step, data_rank)`,
     `loss(module, batch)` and, if wanted, a mapping of what `parallelize` takes by name. For a plan
     with stages or context ranks, the loss is one of `parallelize` ("causal"), and batches are named
-    tensors. It runs in float64, then in the dtype of the plan's parameters; ranks are started here,
-    over Gloo.
+    tensors. It runs in float64, then, unless it is `quick`, in the dtype of the plan's parameters;
+    ranks are started here, over Gloo.
     Losses, every gradient, optimizer state, updates and all parameters after `num_steps` are
     compared. `proof.proven` is the answer; `proof.require()` raises ProofFailed. ConfigError for a
     mistake in the file or a module that cannot be split; RunFailed for what the ranks refuse in
@@ -158,7 +158,8 @@ def prove_module(
     optional_package("torch", extra="train", purpose="proving a module")
     from echelon.api.module_subject import OPENER
 
-    given = {"opener": OPENER, "plan": plan_from_given(plan).to_json(), "num_steps": num_steps}
+    text = plan_from_given(plan).to_json()
+    given = {"opener": OPENER, "plan": text, "num_steps": num_steps, "quick": quick}
     return verify_here(Path(factory), given=given)
 
 

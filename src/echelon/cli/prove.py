@@ -78,11 +78,11 @@ def prove(
         if (
             subject is not None
             or ranks is not None
-            or any((bisect, independent, late, export, quick, out))
+            or any((bisect, independent, late, export, out))
         ):
             example = f"echelon prove nano --set mesh.tp=2 --module {module}"
             raise bad_argument("a module is proven under a run, without these flags", example)
-        return _prove_module(module, run or "nano", settings, as_json=json)
+        return _prove_module(module, run or "nano", settings, quick=quick, as_json=json)
     if subject is not None and subject.partition(":")[0].endswith(".py"):
         if run is not None or settings or any((independent, export, quick, out)):
             example = f"echelon prove --subject {subject}"
@@ -185,7 +185,9 @@ def _conclude(
     return 0 if proof.proven else 1
 
 
-def _prove_module(module: str, run: str, settings: Sequence[str], *, as_json: bool) -> int:
+def _prove_module(
+    module: str, run: str, settings: Sequence[str], *, quick: bool, as_json: bool
+) -> int:
     from echelon.config.reading import require_module
 
     require_module(module)
@@ -195,7 +197,7 @@ def _prove_module(module: str, run: str, settings: Sequence[str], *, as_json: bo
     plan = make_plan(run, settings=[*settings])
     note(f"proving {module} on {plan.mesh.world_size} ranks beside one process ...")
     with working("proving", lines=not as_json):
-        proof = prove_module(module, plan)
+        proof = prove_module(module, plan, quick=quick)
     return _conclude(proof, "program", as_json=as_json)
 
 

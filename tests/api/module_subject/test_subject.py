@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from echelon.api.module_subject import ModuleSubject, in_precision, open_module, plain_optimizer
+from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Optimizer
 from tests.api.module_subject.files import OWN, written
@@ -37,6 +38,13 @@ def test_one_device_takes_the_mean_of_all_data_ranks(tmp_path: Path) -> None:
     _, batch, loss, _ = namespace["make"]()  # type: ignore[operator]
     right = torch.stack([loss(made.model, batch(0, rank)) for rank in range(2)]).mean()
     assert made.loss(0).item() == right.item()
+
+
+def test_a_quick_proof_is_in_float64_alone(tmp_path: Path) -> None:
+    argument = {"file": written(tmp_path, OWN), "plan": load_job("nano", []).plan.to_json()}
+    for quick, precisions in ((False, ("float64", "float32")), (True, ("float64",))):
+        opened = open_module({**argument, "num_steps": 2, "quick": quick})
+        assert opened.settings(None).precisions == precisions
 
 
 @pytest.mark.parametrize(

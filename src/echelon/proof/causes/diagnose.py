@@ -89,7 +89,7 @@ _VAGUE = ("none", "slice")
 _VAGUE_UPDATES = (*_VAGUE, "other size", "zero")
 """Factors of an update that do not need the right gradient."""
 
-_LESS_THAN_LABELS = ("parts missing", "parts weighted", "wrong norm")
+_LESS_THAN_LABELS = ("parts missing", "parts weighted", "wrong norm", "number")
 """Factors of a gradient that say less of a wrong loss than its labels do."""
 
 _NEAR = 0.01  # error of an update relative to that of a gradient from which it cannot come
@@ -451,21 +451,23 @@ _STANDARD_ERRORS = 3.0
 
 def explain_systematic(evidence: PlanEvidence, failure: Check) -> ProofFinding:
     """The factor by which a tensor is off, next to its rounding."""
-    found = list(fits(evidence))[failure.position]
-    kind, name, fit = found.kind, found.name, found.fit
+    tensor = list(fits(evidence))[failure.position]
+    kind, name, fit = tensor.kind, tensor.name, tensor.fit
     dtype = evidence.plan.mathematics.precision.parameters
     if kind == PADDING:
         (variant,) = vocabulary_variants(evidence.plan)
         return replace(variant.finding, value=fit.factor, residual=fit.error)
     factor = 1 + fit.factor
     known = known_factors(evidence.plan, evidence.steps[failure.step])
-    near = [one.value for one in known if abs(one.value - factor) <= _STANDARD_ERRORS * fit.error]
+    near = [
+        named.value for named in known if abs(named.value - factor) <= _STANDARD_ERRORS * fit.error
+    ]
     named = name_factor(near[0] if near else factor, known, fit.error)
     activation = kind != "gradients"
     whose = name if not activation else describe_boundary(name)
     whose = f"the gradient of {whose}" if kind != "activations" else whose
     says = (
-        f"{whose} is {factor:.5g} +- {fit.error:.1g} times that of one device in {dtype}: "
+        f"{whose} is {factor:.5g} +- {fit.error:.1g} times the value of one device in {dtype}: "
         f"a factor, not rounding"
     )
     return replace(named, description=says, tensor=tensor_at(name) if activation else name)

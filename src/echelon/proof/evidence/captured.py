@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from echelon.parallel.completion.in_flight import Race
 from echelon.proof.evidence.mesh import NamedMesh
 from echelon.proof.evidence.run import (
+    GRADIENTS,
     INITIAL,
     PARAMETERS,
     HeldPart,
@@ -196,7 +197,27 @@ class CapturedRun(ProgramRun[CapturedPiece]):
         """Sort the pieces by what they are of."""
         super().__init__(logical.shapes, (piece for one in captures for piece in one.pieces))
         self.mesh = mesh
+        self.logical = logical
         self.captures = captures
+        self.clip_undone = False
+
+    def with_scaled_gradients(self, step: int, factors: Mapping[int, float]) -> CapturedRun:
+        """Return the run with the gradients of a step times a factor of the rank: no clip."""
+        captures = [
+            replace(
+                capture,
+                pieces=[
+                    replace(piece, tensor=piece.tensor.double() * factors[capture.rank])
+                    if (piece.kind, piece.step) == (GRADIENTS, step)
+                    else piece
+                    for piece in capture.pieces
+                ],
+            )
+            for capture in self.captures
+        ]
+        run = CapturedRun(self.mesh, self.logical, captures)
+        run.clip_undone = True
+        return run
 
     @property
     def reads_clipped(self) -> bool:

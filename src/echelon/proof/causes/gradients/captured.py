@@ -221,6 +221,8 @@ def _ranks_weighted(gradient: WrongGradientOfProgram) -> Iterator[ProofFinding]:
     if max(abs(v - w) for v, w in zip(wanted, seen, strict=True)) < _ALIKE * max(map(abs, seen)):
         return
     alike = max(seen) - min(seen) < _ALIKE * max(map(abs, seen))
+    if alike and max(wanted) - min(wanted) < _ALIKE * max(map(abs, wanted)):
+        return  # one factor
     if alike and min(wanted) > 0:
         by_rank = {rank: v for (rank, _), v in zip(slots, wanted, strict=True)}
         axis = " and ".join(a for a in evidence.mesh.axes if _differs(evidence, by_rank, a))
@@ -249,19 +251,90 @@ def _pattern_of_weights(
     for mean in (1.0, *(1.0 / mesh.degrees[a] for a in mesh.axes)):
         if clip is None:
             break
-        alone = {slot: mean * min(1.0, clip / (norms[slot[0]] + 1e-6)) for slot in weights}
+        alone = {
+            slot: mean * min(1.0, clip / (norms[slot[0]] + BESIDE_THE_NORM)) for slot in weights
+        }
         seen = {slot: weight * gradient.scale for slot, weight in weights.items()}
         if all(math.isclose(seen[slot], alone[slot], rel_tol=_ALIKE) for slot in seen):
             says = "each rank clips its own gradient before the sum, by its own norm ("
             says += ", ".join(f"rank {rank}: {norm:.6g}" for rank, norm in norms.items()) + ")"
             return ProofFinding("clipped before the sum", f"{says}: weights", axis)
     ratios = [w / weights[r, k + 1] for (r, k), w in weights.items() if weights.get((r, k + 1))]
-    for again in mesh.axes:
-        degree = mesh.degrees[again]
+    for summed in mesh.axes:
+        degree = mesh.degrees[summed]
         if degree > 1 and ratios and all(math.isclose(x, degree, rel_tol=_ALIKE) for x in ratios):
             says = f"each backward counts {degree} times the next: what has accumulated is summed "
-            return ProofFinding("summed again", f"{says}over {again} again with each", again)
+            return ProofFinding("summed again", f"{says}over {summed} again with each", summed)
     return None
+
+
+BESIDE_THE_NORM = 1e-6
+"""What torch adds to a norm that it divides by."""
+_LEAST_ALIKE = 2  # gradients of a rank with one factor: its clip
+
+
+def behind_the_clip(evidence: CapturedEvidence, step: int) -> tuple[CapturedEvidence, str] | None:
+    """Return the evidence without the factor that clipping gives to all, and the first wrong name.
+
+    A gradient that is wrong changes the norm, and so the factor of those that are right. None where
+    no gradient is another than that factor makes it: then the norm itself is wrong.
+    """
+    reference, run = evidence.steps[step], evidence.run
+    if reference.clip_norm is None or not run.reads_clipped or run.clip_undone:
+        return None
+    fits: dict[int, dict[str, float | None]] = {}
+    for name in reference.gradients:
+        right = evidence.wanted_gradient(step, name).reshape(-1)
+        for rank, value in run.vectors(GRADIENTS, step, name).items():
+            held = ~value.isnan()
+            if float(right[held].norm()):
+                factor, residual = fit_factor(value[held], right[held])
+                known = factor if residual <= evidence.explained else None
+                fits.setdefault(rank, {})[name] = known
+    of_norm = _by_the_norm(evidence, step)
+    common = {rank: _usual(own) if of_norm is None else of_norm for rank, own in fits.items()}
+    usual = {rank: factor for rank, factor in common.items() if factor is not None}
+    if not usual or all(math.isclose(x, 1.0, rel_tol=_ALIKE) for x in usual.values()):
+        return None
+    odd = {
+        name: factor
+        for rank, own in fits.items()
+        for name, factor in own.items()
+        if factor is None or not math.isclose(factor, usual.get(rank, factor), rel_tol=_ALIKE)
+    }
+    multiples = [factor for factor in odd.values() if factor is not None]
+    bare = 1 / reference.clip_scale
+    if not odd or any(math.isclose(x, bare, rel_tol=_ALIKE) for x in multiples):
+        return None
+    first = next(iter(usual.values()))
+    undone = {capture.rank: 1 / usual.get(capture.rank, first) for capture in run.captures}
+    evidence = replace(evidence, run=run.with_scaled_gradients(step, undone))
+    return evidence, next(name for name in reversed(list(reference.gradients)) if name in odd)
+
+
+def _by_the_norm(evidence: CapturedEvidence, step: int) -> float | None:
+    """Return the factor that the norm of the program gives to all; None where it is none of theirs.
+
+    Gradients that are clipped by their own norm have the norm to clip to.
+    """
+    run, reference = evidence.run, evidence.steps[step]
+    norms = [one.grad_norm for one in run.reports(step) if one.grad_norm is not None]
+    clip, told = reference.clip_norm, max(norms, default=0.0)
+    wholes = [run.whole(GRADIENTS, step, name) for name in reference.gradients]
+    total = float(torch.stack([whole.norm() for whole in wholes]).norm())
+    if clip is None or told <= clip or not math.isclose(min(norms), told, rel_tol=_ALIKE):
+        return None
+    if not math.isclose(total, clip, rel_tol=_ALIKE):
+        return None
+    return clip / (told + BESIDE_THE_NORM) / reference.clip_scale
+
+
+def _usual(factors: Mapping[str, float | None]) -> float | None:
+    """Return the factor that most gradients of a rank have; None where too few have it."""
+    known = [factor for factor in factors.values() if factor is not None and factor > 0]
+    alike = {x: sum(math.isclose(x, y, rel_tol=_ALIKE) for y in known) for x in known}
+    most = max(alike, key=lambda x: alike[x], default=None)
+    return most if most is not None and alike[most] >= _LEAST_ALIKE else None
 
 
 def _norms_of_ranks(gradient: WrongGradientOfProgram) -> dict[int, float]:

@@ -26,7 +26,9 @@ from echelon.layout.buckets import shard_degree, slice_index
 from echelon.proof.causes.factors import common_factor, known_factors, named_factor
 from echelon.proof.causes.finding import ProofFinding, with_distinguishing_axis
 from echelon.proof.causes.gradients.captured import (
+    BESIDE_THE_NORM,
     WrongGradientOfProgram,
+    behind_the_clip,
     excluded,
     gradients_of_program,
 )
@@ -47,11 +49,13 @@ from echelon.proof.causes.gradients.norm import name_norm
 from echelon.proof.causes.gradients.norm_layers import missing_rows
 from echelon.proof.causes.places import describe_slice, told_by_slice, wrong_elements
 from echelon.proof.claims.captured_checks import is_right
-from echelon.proof.claims.checks import Check, dp_rank_of
+from echelon.proof.claims.checks import Check, dp_rank_of, relative_error
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
+from echelon.proof.evidence.captured import CapturedRun
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import (
     EXPLAINED,
+    FLOOR,
     fit_basis,
     fit_factor,
     relative_residual,
@@ -65,6 +69,16 @@ from echelon.proof.ranks import ObservedShard
 
 def explain_gradient(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
     """Explain a wrong gradient of any program, and name the ranks that hold it wrong."""
+    if isinstance(evidence, CapturedEvidence) and (
+        other := behind_the_clip(evidence, failure.step)
+    ):
+        unclipped, name = other
+        check = replace(failure, subject=name, error=_error(unclipped, failure.step, name))
+        finding = explain_gradient(unclipped, check)
+        says = finding.description
+        if any(is_right(unclipped, unclipped.steps[failure.step], n) for n in unclipped.run.shapes):
+            says += "; others are right but for the clip, whose norm it is in"
+        return replace(finding, description=says, tensor=finding.tensor or name)
     step, name = evidence.steps[failure.step], failure.subject
     right = evidence.wanted_gradient(step.step, name)
     share = evidence.tolerance.allowed(GRADIENTS, step.step, name)
@@ -86,6 +100,11 @@ def explain_gradient(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
     ranks, holders = tuple(sorted({part.rank for part in wrong})), {part.rank for part in parts}
     told = with_distinguishing_axis(evidence.axes(name), finding, ranks, holders)
     return replace(told, ranks=ranks)
+
+
+def _error(evidence: CapturedEvidence, step: int, name: str) -> float:
+    right = evidence.wanted_gradient(step, name)
+    return relative_error(evidence.run.whole(GRADIENTS, step, name), right, FLOOR)
 
 
 _MOST_OTHERS = 8  # other wrong gradients that a cause must explain, too
@@ -237,8 +256,9 @@ def _missing_along(
 def _wrong_clip(gradient: WrongGradient) -> Iterator[ProofFinding]:
     """Find one factor in all gradients of a rank: they are clipped by another norm."""
     evidence, step = gradient.evidence, gradient.step
-    clip = step.clip_norm
-    if clip is None or not evidence.run.reads_clipped:
+    clip, run = step.clip_norm, evidence.run
+    undone = isinstance(run, CapturedRun) and run.clip_undone
+    if clip is None or not run.reads_clipped or undone:
         return
     factors = _factors_of_rank(gradient, gradient.wrong[0].rank)
     if len(factors) < 2:
@@ -251,6 +271,9 @@ def _wrong_clip(gradient: WrongGradient) -> Iterator[ProofFinding]:
     if max(clipped) - min(clipped) > gradient.fits * max(clipped):
         return
     norm = clip / (clipped[0] * step.clip_scale)
+    if math.isclose(norm, step.grad_norm, rel_tol=_SAME_NORM):
+        yield from _all_multiplied(gradient, clipped[0])
+        return
     says = f"gradients of the step are clipped by a norm of {norm:.6g}"
     if bare:
         says = f"{len(bare)} of {len(factors)} gradients are not clipped, the others by a norm of "
@@ -264,6 +287,22 @@ def _wrong_clip(gradient: WrongGradient) -> Iterator[ProofFinding]:
     else:
         says += f" instead of {step.grad_norm:.6g}{own}"
         yield ProofFinding("wrong norm", says, axis, value=norm / step.grad_norm)
+
+
+_SAME_NORM = 1e-4
+"""Relative difference of norms that the constant beside the norm makes, where gradients clip."""
+
+
+def _all_multiplied(gradient: WrongGradient, clipped: float) -> Iterator[ProofFinding]:
+    """Find the factor of all gradients before clipping, which forgives it but for its constant."""
+    step, beside = gradient.step, BESIDE_THE_NORM
+    left = step.grad_norm + beside - clipped * step.grad_norm
+    if gradient.evidence.tolerance.own_precision or left <= 0:
+        return
+    factor = clipped * beside / left
+    named = named_factor(gradient.evidence, step, factor, _SAME_NORM)
+    says = f"all gradients are {factor:.4g} times the right ones before they are clipped"
+    yield replace(named, description=f"{says} ({named.factor})")
 
 
 def _norms_of_wrong_ranks(gradient: WrongGradient, first: float) -> tuple[str, str]:

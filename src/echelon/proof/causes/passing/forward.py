@@ -18,7 +18,7 @@ import torch
 from echelon.proof.causes.factors import Factor, common_factor, name_factor
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.causes.passing.places import PassedPlace, WrongModule, cut_axes, sliced
-from echelon.proof.evidence.fits import fit_basis, relative_residual
+from echelon.proof.evidence.fits import fit_basis, fit_factor, relative_residual
 from echelon.proof.evidence.mesh import NamedMesh
 
 _MOST_SOURCES = 24  # outputs of modules that a wrong one is taken to be a sum of, two by two
@@ -29,6 +29,8 @@ def wrong_forward(wrong: WrongModule) -> Iterator[ProofFinding]:
     fits = [(one.factor, _beside(one)) for one in wrong.module.wrong]
     if common := common_factor(fits, wrong.passed.fits):
         yield _multiplier(wrong, *common)
+    yield from _bias_again(wrong)
+    yield from _rounded(wrong)
     yield from _mixture(wrong)
     yield from _other_zeros(wrong)
     yield from _other_rows(wrong)
@@ -102,22 +104,86 @@ def _mixture(wrong: WrongModule) -> Iterator[ProofFinding]:
             return
 
 
+def _bias_again(wrong: WrongModule) -> Iterator[ProofFinding]:
+    """Find the bias of a layer in its output more than once, or not at all."""
+    bias = wrong.evidence.steps[wrong.passed.step].before.get(f"{wrong.name}.bias")
+    if bias is None or not float(bias.norm()):
+        return
+    places = wrong.module.wrong
+    if any(bias.shape[0] != one.right.shape[-1] or _cuts_width(one) for one in places):
+        return
+    fits = [
+        fit_factor(one.values - one.right, bias.double().expand_as(one.right)) for one in places
+    ]
+    if common := common_factor(fits, wrong.passed.fits):
+        times = 1 + common[0]
+        mesh = wrong.evidence.mesh
+        axis = next(
+            (" and ".join(a) for a in mesh.axis_sets() if _is_near(times, mesh.degree(a))), ""
+        )
+        says = f"{wrong.where} has the bias {times:.4g} times"
+        says += f": each rank along {axis} adds it before the sum" if axis else ""
+        factor = "bias missing" if _is_near(times, 0.0) else "bias added again"
+        yield ProofFinding(factor, says, axis, value=times, residual=common[1])
+
+
+def _cuts_width(one: PassedPlace) -> bool:
+    return any(dim == one.right.dim() - 1 for dim, _ in one.cut)
+
+
+def _is_near(value: float, other: float) -> bool:
+    return abs(value - other) < _NEAR
+
+
+_NEAR = 1e-4  # difference of numbers that are the same but for rounding
+_NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def _rounded(wrong: WrongModule) -> Iterator[ProofFinding]:
+    """Find an output that is the right one, element by element, in a dtype of fewer digits."""
+    places, own = wrong.module.wrong, torch.finfo(wrong.evidence.dtype).eps
+    for dtype in _NARROW:
+        info = torch.finfo(dtype)
+        if info.eps > own and all(
+            bool(((x.values - x.right).abs() <= x.right.abs() * info.eps / 2 + info.tiny).all())
+            for x in places
+        ):
+            name = str(dtype).removeprefix("torch.")
+            says = f"{wrong.where} is the right one but for rounding to {name}, element by element"
+            yield ProofFinding("rounded", says)
+            return
+
+
 def _other_zeros(wrong: WrongModule) -> Iterator[ProofFinding]:
-    """Find an output that differs in which elements are zero: another dropout mask."""
-    differ: list[PassedPlace] = []
-    for one in wrong.module.wrong:
-        both = (one.values != 0) & (one.right != 0)
-        zeros = (one.values == 0) != (one.right == 0)
-        if not bool(both.any()) or not bool(zeros.any()):
-            return
-        if relative_residual(one.values[both], one.right[both]) > wrong.passed.fits:
-            return
-        differ.append(one)
-    every = [*wrong.module.right, *differ]
-    axis = cut_axes(wrong.evidence, every, inner=False)
-    over = f" for each part along {axis}" if axis else ""
-    says = f"{wrong.where} is right but for which elements are zero: dropout draws another mask"
-    yield ProofFinding("dropout mask", f"{says}{over}; it depends on the layout", axis)
+    """Find an output, or what it adds to an earlier one, with other zeros: another dropout mask."""
+    passed = wrong.passed
+    streams = [
+        value
+        for name in reversed([*passed.before(wrong.name)][-_MOST_SOURCES:])
+        if (value := passed.whole(name)) is not None
+        and value.shape == torch.Size(passed.whole(wrong.name).shape)  # type: ignore[union-attr]
+    ]
+    for stream in (None, *streams):
+        if not all(_has_other_zeros(one, stream, passed.fits) for one in wrong.module.wrong):
+            continue
+        every = [*wrong.module.right, *wrong.module.wrong]
+        axis = cut_axes(wrong.evidence, every, inner=False)
+        over = f" for each part along {axis}" if axis else ""
+        says = f"{wrong.where} is right but for which elements are zero: dropout draws another mask"
+        yield ProofFinding("dropout mask", f"{says}{over}; it depends on the layout", axis)
+        return
+
+
+def _has_other_zeros(one: PassedPlace, stream: torch.Tensor | None, fits: float) -> bool:
+    """Return whether an output, less a stream that it is added to, differs in its zeros alone."""
+    before = torch.zeros_like(one.right) if stream is None else sliced(stream, one.cut)
+    values, right = one.values - before, one.right - before
+    none = fits * float(right.abs().max())
+    there, due = values.abs() > none, right.abs() > none
+    both = there & due
+    if not bool(both.any()) or bool((there == due).all()) or bool(due.all()):
+        return False
+    return relative_residual(values[both], right[both]) <= fits
 
 
 def _other_rows(wrong: WrongModule) -> Iterator[ProofFinding]:

@@ -167,11 +167,19 @@ def _elsewhere(wrong: WrongModule) -> Iterator[ProofFinding]:
     axis = cut_axes(wrong.evidence, every, inner=True) or cut_axes(
         wrong.evidence, every, inner=False
     )
-    for one in places:
-        other = next((o for o in every if o.cut != one.cut and _is(one, o.right, fits)), None)
-        if other is None:
-            break
-    else:
+    others = [
+        next((o for o in every if o.cut != one.cut and _is(one, o.right, fits)), None)
+        for one in places
+    ]
+    moved = [(one, o) for one, o in zip(places, others, strict=True) if o is not None]
+    if len(moved) == len(places):
+        one, other = moved[0]
+        if wrong.backward and all(a.rank == b.rank for a, b in moved) and len(moved) > 1:
+            says = f"{wrong.where} of microbatch {one.call} is that of microbatch {other.call}: "
+            says += f"{len(moved)} come back in another order than they went"
+            name = "pp" if "pp" in wrong.evidence.mesh.axes else ""
+            yield ProofFinding("order", says, name)
+            return
         first = places[0]
         says = f"{wrong.where} is another part of it than rank {first.rank} must have: parts are "
         yield ProofFinding("shards permuted", says + "permuted", axis)

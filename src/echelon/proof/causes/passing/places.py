@@ -102,9 +102,14 @@ class PassedStep:
         return False
 
     def _compare_forward(self) -> dict[str, ComparedModule]:
-        """Return each module that can be compared: behind a right one of the same pass."""
+        """Return each module that can be compared: behind a right one of the same pass.
+
+        The first of a pass can be, too, where it has the shape of one device, or is nearly a slice
+        of it: no other slice is.
+        """
         found: dict[str, ComparedModule] = {}
         seen: set[tuple[int, int]] = set()
+        began: set[tuple[int, int]] = set()
         for name in self._order[False]:
             module = ComparedModule(name=name)
             for rank, one in self._held.get((name, False), []):
@@ -115,8 +120,12 @@ class PassedStep:
                 if right:
                     module.right.append(place)
                     seen.add((rank, one.call))
-                elif (rank, one.call) in seen:
+                elif (rank, one.call) in seen or (
+                    (rank, one.call) not in began and (not place.cut or place.residual < _TOO_ROUGH)
+                ):
                     module.wrong.append(place)
+                    seen.add((rank, one.call))
+                began.add((rank, one.call))
             found[name] = self._with_partial(module)
         return found
 
