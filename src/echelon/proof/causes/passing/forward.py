@@ -110,10 +110,11 @@ def _bias_again(wrong: WrongModule) -> Iterator[ProofFinding]:
     if bias is None or not float(bias.norm()):
         return
     places = wrong.module.wrong
-    if any(bias.shape[0] != one.right.shape[-1] or _cuts_width(one) for one in places):
+    if any(bias.shape[0] != place.right.shape[-1] or _cuts_width(place) for place in places):
         return
     fits = [
-        fit_factor(one.values - one.right, bias.double().expand_as(one.right)) for one in places
+        fit_factor(place.values - place.right, bias.double().expand_as(place.right))
+        for place in places
     ]
     if common := common_factor(fits, wrong.passed.fits):
         times = 1 + common[0]
@@ -127,8 +128,8 @@ def _bias_again(wrong: WrongModule) -> Iterator[ProofFinding]:
         yield ProofFinding(factor, says, axis, value=times, residual=common[1])
 
 
-def _cuts_width(one: PassedPlace) -> bool:
-    return any(dim == one.right.dim() - 1 for dim, _ in one.cut)
+def _cuts_width(place: PassedPlace) -> bool:
+    return any(dim == place.right.dim() - 1 for dim, _ in place.cut)
 
 
 def _is_near(value: float, other: float) -> bool:
@@ -140,7 +141,7 @@ _NARROW = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, to
 
 
 def _rounded(wrong: WrongModule) -> Iterator[ProofFinding]:
-    """Find an output that is the right one, element by element, in a dtype of fewer digits."""
+    """Find an output that equals the right output in a dtype of fewer digits."""
     places, own = wrong.module.wrong, torch.finfo(wrong.evidence.dtype).eps
     for dtype in _NARROW:
         info = torch.finfo(dtype)
@@ -155,7 +156,7 @@ def _rounded(wrong: WrongModule) -> Iterator[ProofFinding]:
 
 
 def _other_zeros(wrong: WrongModule) -> Iterator[ProofFinding]:
-    """Find an output, or what it adds to an earlier one, with other zeros: another dropout mask."""
+    """Find an output, or its difference from an earlier output, with other zeros: dropout."""
     passed = wrong.passed
     streams = [
         value
@@ -164,7 +165,7 @@ def _other_zeros(wrong: WrongModule) -> Iterator[ProofFinding]:
         and value.shape == torch.Size(passed.whole(wrong.name).shape)  # type: ignore[union-attr]
     ]
     for stream in (None, *streams):
-        if not all(_has_other_zeros(one, stream, passed.fits) for one in wrong.module.wrong):
+        if not all(_has_other_zeros(place, stream, passed.fits) for place in wrong.module.wrong):
             continue
         every = [*wrong.module.right, *wrong.module.wrong]
         axis = cut_axes(wrong.evidence, every, inner=False)
@@ -174,10 +175,10 @@ def _other_zeros(wrong: WrongModule) -> Iterator[ProofFinding]:
         return
 
 
-def _has_other_zeros(one: PassedPlace, stream: torch.Tensor | None, fits: float) -> bool:
+def _has_other_zeros(place: PassedPlace, stream: torch.Tensor | None, fits: float) -> bool:
     """Return whether an output, less a stream that it is added to, differs in its zeros alone."""
-    before = torch.zeros_like(one.right) if stream is None else sliced(stream, one.cut)
-    values, right = one.values - before, one.right - before
+    before = torch.zeros_like(place.right) if stream is None else sliced(stream, place.cut)
+    values, right = place.values - before, place.right - before
     none = fits * float(right.abs().max())
     there, due = values.abs() > none, right.abs() > none
     both = there & due
