@@ -167,8 +167,15 @@ PLANTED = {
     ),
     "hooks: clipped before the sum": (
         "hooks_and_handles",
+        "            last = index == MICROBATCHES - 1\n"
+        "            loss = summed_loss(model(x_BT), y_BT) / labels\n"
+        "            loss.backward()\n"
+        "            total += loss.detach()\n"
         "        for handle in handles:\n            handle.wait()\n        handles.clear()\n"
         "        norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)\n",
+        "            loss = summed_loss(model(x_BT), y_BT) / labels\n"
+        "            loss.backward()\n"
+        "            total += loss.detach()\n"
         "        norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)\n"
         "        for p in model.parameters():\n            dist.all_reduce(p.grad)\n",
         ("prove-gradients", "5.weight", "clipped before the sum", "dp"),

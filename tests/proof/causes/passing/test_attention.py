@@ -75,6 +75,15 @@ def test_a_wrong_mask_has_a_name(factor: str) -> None:
     assert (found.factor, found.tensor, found.ranks) == (factor, "a", (0, 1))
 
 
+@pytest.mark.parametrize("shape", [(HEADS,), (1, HEADS)], ids=["heads", "sequences and heads"])
+def test_a_mask_of_each_head_is_read(shape: tuple[int, ...]) -> None:
+    right = CAUSAL.expand(*shape, -1, -1)
+    assert explained(lambda rank, one: own(rank, one), right) is None
+    found = explained(lambda rank, one: replace(own(rank, one), allowed=DOCUMENTS), right)
+    assert found is not None
+    assert found.factor == "attention cut"
+
+
 def test_rotations_tell_positions() -> None:
     reset = torch.tensor([0, 1, 2, 3, 0, 1])
 

@@ -42,13 +42,16 @@ class ComparedAttention:
 
         None where the keys are others, so that nothing can be compared.
         """
-        whole, seen = self.right.allowed, self.seen.allowed
-        if whole.dim() == _HEADS + 1 + _TOKENS:
-            whole = whole.any(_HEADS, keepdim=True)
+        whole, seen = _of_any_head(self.right.allowed), _of_any_head(self.seen.allowed)
         whole = whole.expand(len(self.right.q_BHTd), 1, -1, -1)
         whole = sliced(whole, tuple(part for part in self.cut if part[0] != _HEADS))
-        seen = seen.any(-3, keepdim=True) if seen.dim() == whole.dim() else seen
         return (seen.expand_as(whole), whole) if seen.shape[-2:] == whole.shape[-2:] else None
+
+
+def _of_any_head(allowed: torch.Tensor) -> torch.Tensor:
+    """Return a mask [T, S], [H, T, S] or [B, H, T, S] as [B or 1, 1, T, S]."""
+    missing = _HEADS + 1 + _TOKENS - allowed.dim()
+    return allowed[(None,) * missing].any(_HEADS, keepdim=True)
 
 
 def explain_attention(evidence: CapturedEvidence, step: int) -> ProofFinding | None:
