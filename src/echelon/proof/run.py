@@ -11,7 +11,7 @@ from pathlib import Path
 
 from echelon.core.errors import ConfigError
 from echelon.core.messages.notes import PROGRESS
-from echelon.core.plan import Plan
+from echelon.core.plan import Plan, Precision
 from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN
 from echelon.layout.islands import inner_plan, without_losses
 from echelon.proof.causes.diagnose import diagnose, diagnose_races
@@ -34,7 +34,7 @@ from echelon.proof.oracle.loss_scale import scale_without_overflow, with_overflo
 from echelon.proof.oracle.oracle import OracleStep, run_oracle
 from echelon.proof.ranks import find_factory, read_results
 from echelon.proof.replays.runs import RankRunner, replayed, run_with_a_lost_island
-from echelon.proof.shrink import num_rounded_steps, num_steps, same_dtypes, shrink, without_8_bits
+from echelon.proof.shrink import DTYPE_SETTINGS, num_rounded_steps, num_steps, shrink
 from echelon.proof.sum_bounds import NUM_STEPS as ROUNDED_STEPS
 from echelon.proof.sum_bounds import with_exact_sums, with_rounded_sums
 from echelon.proof.verdict import Proof, ProofPass, running_versions
@@ -177,6 +177,8 @@ def _variants(plan: Plan, *, own_precision: bool) -> list[_Variant]:
     exact, own = shrink(plan, precision="fp64", names_apart=True), shrink(plan)
     steps, rounded_steps = num_steps(exact), num_rounded_steps(own)
     own_reference = shrink(plan, precision="fp64")
+    numbers = replace(own_reference.mathematics, model=own.model)
+    own_reference = replace(own_reference, mathematics=numbers)
     scaling = exact.mathematics.precision.loss_scaling
     if scaling != "none":
         scale = scale_without_overflow(inner_plan(own), inner_plan(own_reference), steps)
@@ -191,6 +193,23 @@ def _variants(plan: Plan, *, own_precision: bool) -> list[_Variant]:
         if precision.is_fp8 and is_low(own):
             variants.append(_Variant(plan=own, reference=own_reference, num_steps=rounded_steps))
     return variants
+
+
+def same_dtypes(one: Precision, other: Precision) -> bool:
+    """Return whether two precisions compute in the same dtypes, whatever scales their loss."""
+    return all(getattr(one, name) == getattr(other, name) for name in DTYPE_SETTINGS)
+
+
+def without_8_bits(plan: Plan) -> Plan:
+    """Return a plan whose products are of the dtype of its parameters, which are not rounded.
+
+    Nor is what islands send: a number in the middle of two codes may become either.
+    """
+    precision = replace(plan.mathematics.precision, matmul="parameters", int8_block=0)
+    layout = replace(plan.layout, zero=replace(plan.layout.zero, gather="parameters"))
+    local = replace(plan.mathematics.local_sgd, gradients="fp32")
+    mathematics = replace(plan.mathematics, precision=precision, local_sgd=local)
+    return replace(plan, mathematics=mathematics, layout=layout)
 
 
 def _quick_variants(variants: Sequence[_Variant]) -> tuple[list[_Variant], tuple[str, ...]]:
