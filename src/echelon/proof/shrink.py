@@ -87,8 +87,10 @@ def shrink(plan: Plan, *, precision: DType | None = None, names_apart: bool = Fa
     )
     sequence_length = _sequence_length(plan)
     model = _model(plan, sum(len(stage) for stage in stages), sequence_length)
-    if precision == "fp64":
-        model = _with_low_limit(model)
+    experts = model.experts
+    # In few digits an element may be clamped on one side alone, and have no gradient there.
+    if precision == "fp64" and experts is not None and experts.limit is not None:
+        model = replace(model, experts=replace(experts, limit=min(experts.limit, _LIMIT)))
     microbatch = min(plan.layout.microbatch_sequences, 2)
     num_microbatches = _num_microbatches(plan)
     mathematics = replace(
@@ -181,17 +183,6 @@ def _model(plan: Plan, layers: int, sequence_length: int) -> ModelShape:
         initial_std=max(shape.initial_std, hidden**-0.5),
         initial_spread=_SPREAD,
     )
-
-
-def _with_low_limit(model: ModelShape) -> ModelShape:
-    """Return the model whose experts clamp some of what they compute.
-
-    In few digits one element may be clamped on one side alone, and its gradient be none at all.
-    """
-    experts = model.experts
-    if experts is None or experts.limit is None:
-        return model
-    return replace(model, experts=replace(experts, limit=min(experts.limit, _LIMIT)))
 
 
 def _turns(shape: ModelShape, head_dim: int) -> dict[str, Any]:
@@ -374,12 +365,10 @@ def small_stretch(plan: Plan, sequence_length: int, width: int) -> RopeScaling |
     original = scaling.original_positions
     assert original is not None, "a rule asks for it"
     if scaling.kind == "llama3":
-        low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
-        assert low is not None, "a rule asks for it"
-        assert high is not None, "a rule asks for it"
+        ends = (scaling.low_frequency_factor or 1.0, scaling.high_frequency_factor or 1.0)
         turned = width if plan.model.rotary.fraction == 1 else _TURNED_DIMS
         wave = 2 * pi * plan.model.rope_theta ** (2 / turned)
-        return replace(scaling, original_positions=max(2, round(wave * (low + high) / 2)))
+        return replace(scaling, original_positions=max(2, round(wave * sum(ends) / 2)))
     longer = plan.mathematics.sequence_length > original
 
     def few(factors: tuple[float, ...]) -> tuple[float, ...]:
@@ -591,7 +580,7 @@ def small_rounds(local: LocalSgd, layers: int | None = None) -> LocalSgd:
         every=every,
         fragments=fragments,
         delay=min(local.delay, max(0, every - 1)),
-        outer_block=min(local.outer_block, _OUTER_BLOCK),
+        outer_block=min(local.outer_block, _OUTER_BLOCK if local.quantised else local.outer_block),
     )
 
 

@@ -405,9 +405,12 @@ def _run(
         loop.run()
         loop.engine.model.gathering.settle()
     finally:
+        # Of a run that ends with an error, too, the steps before it are told.
+        path = folder / f"run-{number}-rank-{context.rank:04d}.json"
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(noted.told), encoding="utf-8")
+        part.rename(path)
         loop.engine.close()
-    path = folder / f"run-{number}-rank-{context.rank:04d}.json"
-    path.write_text(json.dumps(noted.told), encoding="utf-8")
 
 
 @torch.no_grad()

@@ -90,12 +90,9 @@ def own_precision_pass(plan: Plan, *, run_ranks: RankRunner, train: str = RESUME
         labels = [mesh.label(rank) for rank in range(mesh.world_size)]
         ended = _ended(partial(run_ranks, train, argument, len(labels), labels=labels))
         count = 1 + len(SAVED_AFTER) + (argument["exported"] is not None)
-        runs = [] if ended else events_of_runs(Path(folder), count, len(labels))
+        runs = events_of_runs(Path(folder), 1 if ended else count, len(labels))
     precision = small.mathematics.precision
-    claims = _claims(small, runs) if runs else ()
-    if ended:
-        checks = [exact_check(0, "a step that overflows", f"it ends the run: {ended}")]
-        claims = (judged(PROVE_TRAINER_SCALE, _SCALES, checks),)
+    claims = _claims(small, runs, ended)
     first, diagnosis = first_failure(claims), None
     if first is not None:
         claim, failure = first
@@ -123,11 +120,14 @@ def _ended(run: Callable[[], object]) -> str:
         line = first_line(error)
         if not any(rule.id in line for rule in (LOSS_NOT_FINITE, LOSS_SCALE_EXHAUSTED)):
             raise
-        return line
+        return line.rpartition("RunFailed: ")[2]
     return ""
 
 
-def _claims(plan: Plan, runs: Sequence[_Run]) -> tuple[ClaimResult, ...]:
+def _claims(plan: Plan, runs: Sequence[_Run], ended: str) -> tuple[ClaimResult, ...]:
+    if ended:
+        checks = list(_scale_checks(plan, runs[0], ended))
+        return (judged(PROVE_TRAINER_SCALE, _SCALES, checks),)
     resumed, started = runs[: 1 + len(SAVED_AFTER)], runs[1 + len(SAVED_AFTER) :]
     claims = [judged(PROVE_TRAINER_SCALE, _SCALES, list(_scale_checks(plan, runs[0])))]
     if plan.mathematics.precision.has_tensor_scales:
@@ -177,20 +177,29 @@ def predicted_scales(plan: Plan) -> list[float]:
     return scales
 
 
-def _scale_checks(plan: Plan, run: _Run) -> Iterator[Check]:
+def _scale_checks(plan: Plan, run: _Run, ended: str = "") -> Iterator[Check]:
+    """Compare the scale and the decision of each step; `ended` says why a step ended the run."""
     scales, overflows = predicted_scales(plan), overflows_of(plan)
     for rank, events in enumerate(run):
+        if ended and not events:
+            continue
         steps = {event["step"] - 1: event for event in events if event["kind"] == "step"}
         for step in range(NUM_STEPS):
             event = steps.get(step, {})
+            if ended and not event:
+                yield exact_check(step, f"step on rank {rank}", f"it ends the run: {ended}", rank)
+                break
             for key, right in (("loss_scale", scales[step]), ("skipped", step in overflows)):
                 subject = f"{key.replace('_', ' ')} on rank {rank}"
                 yield _same(step, subject, event.get(key), right, rank)
         states = {event["step"]: event["state"] for event in events if event["kind"] == "state"}
-        last = states[NUM_STEPS]["loss_scale.value"]
-        yield _same(NUM_STEPS, f"last loss scale on rank {rank}", last, scales[-1], rank)
+        last = states.get(NUM_STEPS, {}).get("loss_scale.value")
+        if not ended:
+            yield _same(NUM_STEPS, f"last loss scale on rank {rank}", last, scales[-1], rank)
         # Islands meet after a skipped step as after any other.
         for step in overflows if not plan.mathematics.local_sgd.active else ():
+            if not {step, step + 1} <= states.keys():
+                break
             before, after = (_without_scales(states[count]) for count in (step, step + 1))
             yield from _state_checks(step, rank, after, before)
 
