@@ -80,18 +80,18 @@ PROOF_PIECES = PieceSizes(
     score_elements=1,
     score_rows=3,
     prompt_queries=3,
-    random_elements=100,
-    gpu_random_elements=100,
+    random_elements=270,
+    gpu_random_elements=270,
     shared_bytes=256,
     norm_elements=100,
     update_elements=100,
     gpu_update_elements=100,
     file_bytes=4096,
-    buffer_bytes=400,
-    merged_bytes=800,
+    buffer_bytes=2200,
+    merged_bytes=4400,
     compared_bytes=400,
     muon_buckets=2,
     muon_results=1,
 )
 """What lets a small model go through every loop over pieces several times, the last time with less:
-numbers of elements that no width of it is a multiple of."""
+numbers of elements that no width of it is a multiple of, and of rows that no height is."""
