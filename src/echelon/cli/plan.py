@@ -169,6 +169,7 @@ def _show(
     from echelon.config.load import load_job
     from echelon.core.messages.plurals import in_singular
     from echelon.planner.lint.checks import plan_fits
+    from echelon.planner.report.printed_numbers import require_page, require_text
     from echelon.planner.report.report import plan_json, plan_text
 
     with working("planning", lines=False):
@@ -176,8 +177,9 @@ def _show(
         times = unit_times_from_job(job)
         assumed, searched = assumed_of_job(job), search_note_of_job(job)
         text = "" if json else plan_text(job.plan, times, searched, assumed, columns=columns)
-        needed = json or files.has_report
-        document = plan_json(job.plan, times, assumed) if needed else {}
+        document = plan_json(job.plan, times, assumed)
+        if not json:
+            require_text(text, document)
     if json:
         print_json("plan", document)
     print(in_singular(text), end="")
@@ -185,7 +187,6 @@ def _show(
         _explain(run, settings, job.plan, columns=columns)
     if files.has_report:
         from echelon.page.documents.plan import plan_page
-        from echelon.planner.report.printed_numbers import require_page
 
         page = plan_page(job.plan, times)
         require_page(page, document)

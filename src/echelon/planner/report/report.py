@@ -7,13 +7,16 @@ Every number is read from `cost/` and `schedule/`; nothing is computed here but 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from math import ceil, prod
 from typing import Any
 
-from echelon.core.parameters import num_parameters
+from echelon.core.parameters import num_parameters, parameters, router_biases
 from echelon.core.plan import Plan
 from echelon.cost.bytes.terms import Pool
+from echelon.cost.seconds.from_plan import peak_flops
+from echelon.cost.seconds.kernels import EMBEDDING_TABLES
 from echelon.cost.seconds.unit_times import UnitTimes, unit_times_from_formulas
 from echelon.layout.context_work import attention_imbalance, scores_by_rank
 from echelon.planner.lint.checks import lint, lint_rows, plan_fits, why_not_fit
@@ -32,7 +35,11 @@ from echelon.planner.report.estimate import estimate_json, rate_lines, terms_bes
 from echelon.planner.report.head import experts_json, fact_lines, head_facts
 from echelon.planner.report.memory import memory_sections, servers_json
 from echelon.planner.report.pipeline import pipeline_json, pipeline_parts
-from echelon.planner.report.printed_numbers import require_agreement
+from echelon.planner.report.printed_numbers import (
+    Identity,
+    require_agreement,
+    require_identities,
+)
 from echelon.planner.report.sent import group_lines, groups, sent_sections
 from echelon.planner.view.figure_text import bars_lines, mesh_lines, painted, waterfall_lines
 from echelon.planner.view.mesh_map import mesh_map
@@ -70,7 +77,48 @@ def plan_json(
         "groups": {axis: [list(group) for group in found] for axis, found in groups(plan).items()},
     }
     require_agreement(document)
+    require_identities(_model_identities(plan, document))
     return document
+
+
+def _model_identities(plan: Plan, doc: Mapping[str, Any]) -> Iterator[Identity]:
+    """Yield counts of a model's weights, FLOPs, tokens and scores, each counted anew."""
+    shape, numbers = plan.model, plan.mathematics
+    length, experts = numbers.sequence_length, shape.experts
+    routed = 0 if experts is None else experts.num_experts
+    specs = [*parameters(shape), *router_biases(shape)]
+    whole = sum(prod(spec.shape) for spec in specs)
+    yield Identity("num_parameters", doc["num_parameters"], whole, "elements of all tensors")
+    # Of the routed experts a token meets as many as if there were no others.
+    top = routed if experts is None else experts.top_k
+    active = sum(prod(one.shape) for one in specs if one.expert is None or one.expert < top)
+    if experts is not None:
+        of_experts = doc["experts"]
+        name, by = "experts.num_active_parameters", "elements that a token meets"
+        yield Identity(name, of_experts["num_active_parameters"], active, by)
+        if (factor := numbers.balance.capacity_factor) is not None:
+            room = ceil(round(factor * length * top / routed, 9))
+            by = "capacity_factor x tokens x top_k / experts"
+            yield Identity("experts.capacity", of_experts["capacity"] or 0, room, by)
+    if shape.window is not None or shape.latent is not None or not shape.causal:
+        return
+    queries, positions = shape.layers * shape.heads * shape.head_dim, (length + 1) / 2
+    if doc["context"] is not None:
+        heads = shape.heads // plan.mesh.tp
+        pairs = heads * plan.layout.microbatch_sequences * length * positions
+        scores = sum(doc["context"]["scores_by_rank"])
+        yield Identity("context.scores_by_rank", scores, pairs, "pairs of the mask x heads")
+    if shape.lora is None:
+        tables = [s for s in specs if s.name in EMBEDDING_TABLES]
+        met = active - sum(prod(one.shape) for one in tables)
+        met += shape.vocab * shape.hidden if shape.tied else 0
+        estimate = doc["estimate"]
+        rate = estimate["tokens_per_s_per_device"]
+        rate /= peak_flops(plan.cluster, numbers.precision.parameters)
+        by = "6 x weights + 12 x pairs x widths, x tokens per second / peak"
+        for name, keys in (("mfu", length), ("causal_mfu", positions)):
+            flops = 6.0 * met + 12.0 * queries * keys
+            yield Identity(f"estimate.{name}", estimate[name], flops * rate, by)
 
 
 def _context_json(plan: Plan) -> dict[str, Any] | None:
