@@ -19,7 +19,6 @@ from math import isclose, prod
 from typing import Any, cast
 
 from echelon.core.errors import Problem, ProofFailed
-from echelon.core.messages.plurals import in_singular
 from echelon.core.rulebook.planner import PLAN_NUMBERS_AGREE
 from echelon.core.units import GIB, binary_bytes, binary_unit, decimal_bytes
 from echelon.planner.view.document import PageDocument, Section
@@ -283,18 +282,6 @@ def require_identities(identities: Iterable[Identity]) -> None:
         raise ProofFailed(wrong)
 
 
-def require_text(text: str, document: Mapping[str, Any]) -> None:
-    """Look for the numbers of a run's document in its text; ProofFailed names those it lacks."""
-    words = " ".join(text.split())
-    wrong = [
-        PLAN_NUMBERS_AGREE.problem(f"{path} is {number}, and the text of the plan does not say so")
-        for path, number in _in_text(document)
-        if in_singular(number) not in words
-    ]
-    if wrong:
-        raise ProofFailed(wrong)
-
-
 def _of_run(doc: Mapping[str, Any]) -> Iterator[Identity]:
     plan, rows = doc["plan"], doc["stages"]
     mesh, numbers, layout = plan["layout"]["mesh"], plan["mathematics"], plan["layout"]
@@ -490,7 +477,6 @@ def require_page(page: PageDocument, document: Mapping[str, Any]) -> None:
         raise ProofFailed(wrong)
 
 
-MOST_PEAKS = 24  # pipeline ranks whose peaks a text lists
 FACTS, VERDICT, SENTENCE = "its facts", "its verdict", ", in its sentence"
 
 
@@ -502,7 +488,7 @@ def _cells(section: Section) -> set[str]:
 def _shown(doc: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield numbers of a document, where a page has them, and as which text."""
     run = "plan" in doc
-    at, one = ("estimate", doc["estimate"]) if run else _first_of_search(doc)
+    at, one = ("estimate", doc["estimate"]) if run else first_of_search(doc)
     yield f"{at}.step_s", FACTS, f"{one['step_s']:.4g} s"
     yield f"{at}.step_s", VERDICT, f"a step takes {one['step_s']:.4g} s"
     yield f"{at}.tokens_per_s_per_device", FACTS, f"{one['tokens_per_s_per_device']:,.0f}"
@@ -534,51 +520,8 @@ def _shown(doc: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield f"{place}.sent.{term['name']}", "messages", decimal_bytes(term["bytes"])
 
 
-def _in_text(doc: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield numbers of a run's document, each as a text has it."""
-    one, path = doc["estimate"], "estimate"
-    low, high = one["step_band_s"]
-    yield f"{path}.step_s", f"step {one['step_s']:.4g} s ({low:.4g} to {high:.4g})"
-    rate, (low, high) = one["tokens_per_s_per_device"], one["tokens_band"]
-    yield f"{path}.tokens_per_s_per_device", f"{rate:.0f} tokens/s of a device"
-    yield f"{path}.tokens_band", f"({low:.0f} to {high:.0f})"
-    yield f"{path}.mfu", f"MFU {100 * one['mfu']:.1f} (full attention"
-    size, unit = binary_unit(min(one["held_bytes"], GIB))
-    low, high = one["held_band_bytes"]
-    held = f"{one['held_bytes'] / size:.1f} {unit} ({low / size:.1f} to {high / size:.1f})"
-    yield f"{path}.held_bytes", f"memory {held}"
-    for key, least, each in (("seconds", one["step_s"], 1), ("bytes", 0.0, size)):
-        room = least or doc["plan"]["cluster"]["device"]["memory_bytes"]
-        for name, value in one[key].items():
-            if value > 0.001 * room:
-                share = f"{value / each:.4g} {100 * value / room:.1f} %"
-                yield f"{path}.{key}.{name}", f"{name} {share}"
-    for row in doc["stages"]:
-        at = f"stages[{row['pp_rank']}]"
-        for kind in ("held", "held_in_a_step_at_most"):
-            for term in row[kind]:
-                yield f"{at}.{kind}.{term['name']}", binary_bytes(term["bytes"])
-        for term in row["sent_bytes_per_step"] if row["sent_bytes_by_axis"] else ():
-            yield f"{at}.sent.{term['name']}", decimal_bytes(term["bytes"])
-        for axis, sent in row["sent_bytes_by_axis"].items():
-            yield f"{at}.sent_bytes_by_axis.{axis}", decimal_bytes(sent)
-    timing, place = doc["pipeline"]["timing"], "pipeline.timing"
-    if timing is None or len(doc["pipeline"]["blocks"]) == 1:
-        return
-    for key, words in (
-        ("bubble_fraction", "% is bubble"),
-        ("bubble_fraction_with_transfers", "% with transfers"),
-        ("bubble_fraction_of_equal_stages", "% if all stages"),
-    ):
-        yield f"{place}.{key}", f"{100 * timing[key]:.1f} {words}"
-    yield f"{place}.num_messages", f"sends {timing['num_messages']} messages"
-    peaks = timing["peak_in_flight_of_rank"]
-    shown = " ".join(map(str, peaks)) if len({*peaks}) > 1 else f"at most {peaks[0]}"
-    if len(peaks) <= MOST_PEAKS:
-        yield f"{place}.peak_in_flight_of_rank", shown
-
-
-def _first_of_search(doc: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+def first_of_search(doc: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the path of the first plan of a search's document, and the plan."""
     if (found := doc.get(_RECOMMENDED)) is not None:
         return _RECOMMENDED, found
     return "search.plans[0]", doc["search"]["plans"][0]

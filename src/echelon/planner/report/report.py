@@ -12,8 +12,12 @@ from dataclasses import asdict
 from math import ceil, prod
 from typing import Any
 
+from echelon.core.errors import ProofFailed
+from echelon.core.messages.plurals import in_singular
 from echelon.core.parameters import num_parameters, parameters, router_biases
 from echelon.core.plan import Plan
+from echelon.core.rulebook.planner import PLAN_NUMBERS_AGREE
+from echelon.core.units import GIB, binary_bytes, binary_unit, decimal_bytes
 from echelon.cost.bytes.terms import Pool
 from echelon.cost.seconds.from_plan import peak_flops
 from echelon.cost.seconds.kernels import EMBEDDING_TABLES
@@ -31,12 +35,13 @@ from echelon.planner.predict.stage_rows import (
     sent_by_axis,
     stage_rows,
 )
-from echelon.planner.report.estimate import estimate_json, rate_lines, terms_beside
+from echelon.planner.report.estimate import SMALLEST_SHARE, estimate_json, rate_lines, terms_beside
 from echelon.planner.report.head import experts_json, fact_lines, head_facts
 from echelon.planner.report.memory import memory_sections, servers_json
-from echelon.planner.report.pipeline import pipeline_json, pipeline_parts
+from echelon.planner.report.pipeline import MOST_SHOWN, pipeline_json, pipeline_parts
 from echelon.planner.report.printed_numbers import (
     Identity,
+    first_of_search,
     require_agreement,
     require_identities,
 )
@@ -207,3 +212,86 @@ def _assumed(plan: Plan, *, columns: int) -> Iterator[str]:
         said = "and its user has said yes to that" if plan.model.assume else "and may be otherwise"
         rows = (fill_text(f"  {one}", rest="    ", columns=columns) for one in plan.model.assumed)
         yield f"Assumed of {plan.model.name}, {said}:\n\n" + "\n".join(rows)
+
+
+def require_text(text: str, document: Mapping[str, Any]) -> None:
+    """Look for the numbers of a document in its text; ProofFailed names those that it lacks."""
+    words = " ".join(text.split())
+    wrong = [
+        PLAN_NUMBERS_AGREE.problem(f"{path} is {number}, and the text of the plan does not say so")
+        for path, number in _in_text(document)
+        if in_singular(number) not in words
+    ]
+    if wrong:
+        raise ProofFailed(wrong)
+
+
+def _in_text(doc: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield numbers of a document, each as its text has it."""
+    if "plan" not in doc:
+        yield from _of_search(doc)
+        return
+    one, path = doc["estimate"], "estimate"
+    yield from _rates("estimate", one)
+    size, unit = binary_unit(min(one["held_bytes"], GIB))
+    low, high = one["held_band_bytes"]
+    held = f"{one['held_bytes'] / size:.1f} {unit} ({low / size:.1f} to {high / size:.1f})"
+    yield f"{path}.held_bytes", f"memory {held}"
+    for key, room, each in (
+        ("seconds", one["step_s"], 1),
+        ("bytes", doc["plan"]["cluster"]["device"]["memory_bytes"], size),
+    ):
+        for name, value in one[key].items():
+            if value > 2 * SMALLEST_SHARE * room:
+                share = f"{value / each:.4g} {100 * value / room:.1f} %"
+                yield f"{path}.{key}.{name}", f"{name} {share}"
+    for row in doc["stages"]:
+        yield from _of_row(f"stages[{row['pp_rank']}]", row)
+    timing = doc["pipeline"]["timing"]
+    if timing is not None and len(doc["pipeline"]["blocks"]) > 1:
+        yield from _of_timing("pipeline.timing", timing)
+
+
+def _rates(path: str, one: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    low, high = one["step_band_s"]
+    yield f"{path}.step_s", f"step {one['step_s']:.4g} s ({low:.4g} to {high:.4g})"
+    rate = f"{one['tokens_per_s_per_device']:.0f} tokens/s of a device"
+    yield f"{path}.tokens_per_s_per_device", rate
+    yield f"{path}.mfu", f"MFU {100 * one['mfu']:.1f} (full attention"
+
+
+def _of_search(doc: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    path, one = first_of_search(doc)
+    yield from _rates(path, one)
+    if (price := one["price_of_a_million_tokens"]) is None:
+        return
+    low, high = one["price_band"]
+    text = f"price {price:.4g} ({low:.4g} to {high:.4g}) for a million tokens"
+    yield f"{path}.price_of_a_million_tokens", text
+    if one["devices"] < doc["search"]["devices"]:
+        yield f"{path}.price_with_idle_devices", f"{one['price_with_idle_devices']:.4g} with"
+
+
+def _of_row(at: str, row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for kind in ("held", "held_in_a_step_at_most"):
+        for term in row[kind]:
+            yield f"{at}.{kind}.{term['name']}", binary_bytes(term["bytes"])
+    for term in row["sent_bytes_per_step"] if row["sent_bytes_by_axis"] else ():
+        yield f"{at}.sent.{term['name']}", decimal_bytes(term["bytes"])
+    for axis, sent in row["sent_bytes_by_axis"].items():
+        yield f"{at}.sent_bytes_by_axis.{axis}", decimal_bytes(sent)
+
+
+def _of_timing(at: str, timing: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for key, words in (
+        ("bubble_fraction", "% is bubble"),
+        ("bubble_fraction_with_transfers", "% with transfers"),
+        ("bubble_fraction_of_equal_stages", "% if all stages"),
+    ):
+        yield f"{at}.{key}", f"{100 * timing[key]:.1f} {words}"
+    yield f"{at}.num_messages", f"sends {timing['num_messages']} messages"
+    peaks = timing["peak_in_flight_of_rank"]
+    if len(peaks) <= MOST_SHOWN:
+        same = len({*peaks}) == 1
+        text = f"at most {peaks[0]}" if same else " ".join(map(str, peaks))
+        yield f"{at}.peak_in_flight_of_rank", text
