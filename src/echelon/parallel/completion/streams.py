@@ -10,6 +10,9 @@ clock of its stream, that is, how far it knows every other stream to be. It know
     an event that a stream waits for         what the stream of the event knew at that point
     a wait of the host or of a thread        the same, and so does all that it gives out later
 
+An allocator gives memory that nobody holds any more to later kernels, and knows of copies only what
+these know, unless it was told of them (`CopyStreams.record_use`).
+
 Two accesses of the same bytes, one of them a write, of which the later one does not know the
 earlier one, may come in either order: they are reported as a pair.
 """
@@ -63,6 +66,8 @@ class Access(NamedTuple):
         return f"{self.work.by} {does} on stream {self.stream}{place}"
 
 
+_GIVEN_TO_OTHERS = StreamWork(by="the allocator, which was not told of the copy,")
+
 Unordered = Callable[[Access, Access], None]
 """Told an access and a later one of the same bytes that does not know it; the latest first."""
 
@@ -79,6 +84,8 @@ class StreamOrder:
         self._clocks: dict[str, dict[str, int]] = {}
         self._accesses: dict[object, dict[str, dict[tuple[int, int, bool], Access]]] = {}
         self._living: dict[int, weakref.ref[Any]] = {}
+        self._copies: set[str] = set()
+        self._recorded: set[int] = set()
 
     @property
     def here(self) -> str:
@@ -112,14 +119,25 @@ class StreamOrder:
         for moment in (self.moment(self.here), *after):
             self.wait(stream, moment)
 
+    def copies_on(self, stream: str) -> None:
+        """Learn of a stream of copies, of which an allocator knows nothing by itself."""
+        self._copies.add(stream)
+
+    def record_use(self, tensor: torch.Tensor) -> None:
+        """Note that an allocator was told of the copies of a tensor."""
+        self._recorded.add(self._key_of(tensor))
+
     def uses(self, stream: str, tensor: torch.Tensor, work: StreamWork, *, writes: bool) -> None:
         """Note that work of a stream reads or writes a tensor."""
+        self.uses_bytes(stream, (self._key_of(tensor), extent_of(tensor)), work, writes=writes)
+
+    def _key_of(self, tensor: torch.Tensor) -> int:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._living:
             # Another storage may have the same address later.
             self._living[key] = weakref.ref(storage, lambda _: self._forget(key))
-        self.uses_bytes(stream, (key, extent_of(tensor)), work, writes=writes)
+        return key
 
     def uses_bytes(
         self, stream: str, part: tuple[object, Span], work: StreamWork, *, writes: bool
@@ -155,7 +173,17 @@ class StreamOrder:
 
     def _forget(self, key: int) -> None:
         self._living.pop(key, None)
-        self._accesses.pop(key, None)
+        by_stream = self._accesses.pop(key, {})
+        is_recorded = key in self._recorded
+        self._recorded.discard(key)
+        if is_recorded or COMPUTE not in by_stream:
+            return
+        known = self.moment(COMPUTE)
+        given = Access(work=_GIVEN_TO_OTHERS, stream=COMPUTE, time=self._count, writes=True)
+        for stream in self._copies.intersection(by_stream):
+            latest = max(by_stream[stream].values(), key=lambda access: access.time)
+            if latest.time > known.get(stream, 0):
+                self._unordered(latest, given)
 
 
 class OrderedMark(CompletedEvent):
