@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,6 +63,7 @@ class DataNames:
         self._buckets: Sequence[Bucket] = ()
         self._messages: dict[int, tuple[weakref.ref[Any], str]] = {}
         self._copies: dict[int, _Copy] = {}
+        self._running: Action | None = None
 
     def follow(self, buckets: Sequence[Bucket]) -> None:
         """Know parameters and gradients by their buckets, whose memory comes and goes."""
@@ -138,17 +140,35 @@ class DataNames:
 
         def run_forward(state: Any, action: Action, x_ND: Any, *rest: Any) -> Any:
             self._used(action, x_ND, Payload.ACTIVATION, -1)
-            return self._made(action, forward(state, action, x_ND, *rest), Payload.ACTIVATION, 1)
+            graphs = [*state.outputs.values()]
+            out_ND = self._made(action, forward(state, action, x_ND, *rest), Payload.ACTIVATION, 1)
+            for graph in state.outputs.values():
+                if not any(graph is known for known in graphs):
+                    node = graph.grad_fn if isinstance(graph, torch.Tensor) else graph.node
+                    if node is not None:
+                        node.register_prehook(partial(self._runs_graph, action))
+            return out_ND
 
         def run_backward(state: Any, action: Action, dy_ND: Any) -> Any:
             self._used(action, dy_ND, Payload.GRADIENT, 1)
-            return self._made(action, backward(state, action, dy_ND), Payload.GRADIENT, -1)
+            self._running = action
+            dx_ND = backward(state, action, dy_ND)
+            self._running = None
+            return self._made(action, dx_ND, Payload.GRADIENT, -1)
 
         names._forward, names._backward = run_forward, run_backward
         try:
             yield
         finally:
             del names._forward, names._backward
+
+    def _runs_graph(self, made_by: Action, _: object) -> None:
+        """Compare the forward action of a graph with the backward action that runs it."""
+        action = self._running
+        if action is None:
+            return
+        if (action.stage, action.microbatch) != (made_by.stage, made_by.microbatch):
+            self._tell(OTHER_DATA, f"{action} runs the graph that {made_by} has left")
 
     def _used(self, action: Action, x_ND: Any, payload: Payload, ahead: int) -> None:
         """Compare what an action is given with what it computes on."""

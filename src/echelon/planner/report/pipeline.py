@@ -146,6 +146,8 @@ def simulation_identities(
     idle = 1.0 - work / whole if whole else 0.0
     by = "1 - work / (ranks x makespan)"
     yield Identity(f"{at}bubble_fraction", simulation.bubble_fraction, idle, by)
+    over, by = whole / work - 1.0 if work else 0.0, "ranks x makespan / work - 1"
+    yield Identity(f"{at}bubble_overhead", simulation.bubble_overhead, over, by)
 
 
 def _timing_json(timing: _Timing, durations: Durations) -> dict[str, Any]:
