@@ -257,7 +257,7 @@ def test_a_copy_of_slices_that_waits_for_no_stream_is_told(monkeypatch: pytest.M
 
 
 @pytest.mark.one_in(3)
-def test_a_copy_that_the_allocator_was_not_told_of_is_told(
+def test_a_copy_that_the_allocator_does_not_know_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The input of a block is freed while it is copied down, and later kernels get its memory."""
@@ -266,6 +266,6 @@ def test_a_copy_that_the_allocator_was_not_told_of_is_told(
     texts = [fault.text for fault in rehearsed(*flags).faults]
     assert any(
         "copy down activations reads on stream activations down" in text
-        and "the allocator, which was not told of the copy, writes" in text
+        and "the allocator, which does not know the copy, writes" in text
         for text in texts
     ), texts

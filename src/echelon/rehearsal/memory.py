@@ -243,7 +243,7 @@ class RehearsedCopyStreams(CopyStreams):
         self._order.wait(COMPUTE, mark.moment)
 
     def record_use(self, tensor: torch.Tensor) -> None:
-        """Tell the allocator of the copies of a tensor."""
+        """Let the allocator know the copies of a tensor."""
         self._order.record_use(tensor)
 
 

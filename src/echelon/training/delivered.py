@@ -37,8 +37,8 @@ def deliver(context: RankContext, argument: Mapping[str, Any]) -> None:
     """Write what the loop reads; `argument` has `folder`, `plan`, `data`, `length`, `max_bytes`.
 
     Sequences have `length` tokens, or as many as leave two global batches of each source, and a
-    sample of its held-out part. Of each part the first `most_tokens` are told, in stretches of
-    `stretch`.
+    sample of its held-out part. The first `most_tokens` of each part are summed in
+    stretches of `stretch`.
     """
     folder, data = Path(argument["folder"]), from_json(DataSettings, argument["data"])
     prepared = data_of_settings(data, folder, max_bytes=argument["max_bytes"], pieces=PROOF_PIECES)
@@ -80,10 +80,10 @@ def _text(part: TokenDataset, argument: Mapping[str, Any]) -> dict[str, Any]:
     """The size of a part, sums over stretches of its first tokens, and its documents' lengths."""
     size, stretch, most = part.num_tokens, argument["stretch"], argument["most_tokens"]
     firsts = range(0, min(size, most), stretch)
-    tokens = (part.tokens(first, min(first + stretch, size)) for first in firsts)
+    stretches = (part.tokens(first, min(first + stretch, size)) for first in firsts)
     return {
         "num_tokens": size,
-        "sums": [crc32(one.astype("<u4").tobytes()) for one in tokens],
+        "sums": [crc32(tokens.astype("<u4").tobytes()) for tokens in stretches],
         "documents": part.document_lengths().tolist() if size <= most else None,
     }
 

@@ -148,7 +148,7 @@ class LateCopyStreams(CopyStreams):
         self._flight.order.wait(COMPUTE, self._landed(mark))
 
     def record_use(self, tensor: torch.Tensor) -> None:
-        """Tell the allocator of the copies of a tensor."""
+        """Let the allocator know the copies of a tensor."""
         self._flight.order.record_use(tensor)
 
     def settle(self) -> None:

@@ -11,7 +11,7 @@ clock of its stream, that is, how far it knows every other stream to be. It know
     a wait of the host or of a thread        the same, and so does all that it gives out later
 
 An allocator gives memory that nobody holds any more to later kernels, and knows of copies only what
-these know, unless it was told of them (`CopyStreams.record_use`).
+these know, unless a copy is recorded (`CopyStreams.record_use`).
 
 Two accesses of the same bytes, one of them a write, of which the later one does not know the
 earlier one, may come in either order: they are reported as a pair.
@@ -66,7 +66,7 @@ class Access(NamedTuple):
         return f"{self.work.by} {does} on stream {self.stream}{place}"
 
 
-_GIVEN_TO_OTHERS = StreamWork(by="the allocator, which was not told of the copy,")
+_GIVEN_TO_OTHERS = StreamWork(by="the allocator, which does not know the copy,")
 
 Unordered = Callable[[Access, Access], None]
 """Told an access and a later one of the same bytes that does not know it; the latest first."""
@@ -124,7 +124,7 @@ class StreamOrder:
         self._copies.add(stream)
 
     def record_use(self, tensor: torch.Tensor) -> None:
-        """Note that an allocator was told of the copies of a tensor."""
+        """Let an allocator know the copies of a tensor."""
         self._recorded.add(self._key_of(tensor))
 
     def uses(self, stream: str, tensor: torch.Tensor, work: StreamWork, *, writes: bool) -> None:

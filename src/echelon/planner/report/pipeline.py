@@ -118,16 +118,20 @@ def schedule_identities(
             held = _most_held(schedule.actions[rank])
             yield Identity(f"{at}{key}[{rank}]", most, held, by)
     for stage, most in enumerate(numbers.get("peak_in_flight_per_stage", ())):
-        rows = ([one for one in row if one.stage == stage] for row in schedule.actions)
+        rows = ([action for action in row if action.stage == stage] for row in schedule.actions)
         name = f"{at}peak_in_flight_per_stage[{stage}]"
         yield Identity(name, most, max(map(_most_held, rows)), by)
 
 
 def _most_held(actions: Sequence[Action]) -> int:
     """Microbatches whose forward pass has begun and whose last backward action has not ended."""
-    begun = accumulate(one.kind is ActionKind.F for one in actions)
-    ended = accumulate((one.kind in (ActionKind.BW, ActionKind.W) for one in actions), initial=0)
-    return max((more - less for more, less in zip(begun, ended, strict=False)), default=0)
+    begun = accumulate(action.kind is ActionKind.F for action in actions)
+    last = ActionKind.BW, ActionKind.W
+    ended = accumulate((action.kind in last for action in actions), initial=0)
+    return max(
+        (num_begun - num_ended for num_begun, num_ended in zip(begun, ended, strict=False)),
+        default=0,
+    )
 
 
 def simulation_identities(
@@ -142,19 +146,20 @@ def simulation_identities(
         "W": durations.weight_gradient_s,
         "BW": durations.backward_s,
     }
-    work = sum(kinds[one.kind.value][one.stage] for row in schedule.actions for one in row)
-    whole = len(schedule.actions) * max(ends)
-    idle = 1.0 - work / whole if whole else 0.0
+    actions = [action for row in schedule.actions for action in row]
+    work = sum(kinds[action.kind.value][action.stage] for action in actions)
+    makespans = len(schedule.actions) * max(ends)
+    idle = 1.0 - work / makespans if makespans else 0.0
     by = "1 - work / (ranks x makespan)"
     yield Identity(f"{at}bubble_fraction", simulation.bubble_fraction, idle, by)
     # Of a long makespan, the ends of short actions are rounded.
-    if work > _LEAST_WORK * whole:
-        over, by = whole / work - 1.0, "ranks x makespan / work - 1"
+    if work > _LEAST_WORK * makespans:
+        over, by = makespans / work - 1.0, "ranks x makespan / work - 1"
         yield Identity(f"{at}bubble_overhead", simulation.bubble_overhead, over, by)
 
 
 def _timing_json(timing: _Timing, durations: Durations) -> dict[str, Any]:
-    found = {
+    numbers = {
         "makespan_s": timing.sent.makespan_s,
         "bubble_fraction": timing.plain.bubble_fraction,
         "bubble_fraction_with_transfers": timing.sent.bubble_fraction,
@@ -165,7 +170,7 @@ def _timing_json(timing: _Timing, durations: Durations) -> dict[str, Any]:
     at, schedule = "pipeline.timing.", timing.schedule
     require_identities(
         (
-            *schedule_identities(at, schedule, found),
+            *schedule_identities(at, schedule, numbers),
             *simulation_identities(at, schedule, durations.without_transfers(), timing.plain),
             *simulation_identities(f"{at}with_transfers.", schedule, durations, timing.sent),
             *simulation_identities(
@@ -173,7 +178,7 @@ def _timing_json(timing: _Timing, durations: Durations) -> dict[str, Any]:
             ),
         )
     )
-    return found
+    return numbers
 
 
 def _timing(plan: Plan, times: UnitTimes) -> _Timing | None:

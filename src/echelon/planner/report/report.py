@@ -92,14 +92,14 @@ def _model_identities(plan: Plan, doc: Mapping[str, Any]) -> Iterator[Identity]:
     length, experts = numbers.sequence_length, shape.experts
     routed = 0 if experts is None else experts.num_experts
     specs = [*parameters(shape), *router_biases(shape)]
-    whole = sum(prod(spec.shape) for spec in specs)
-    yield Identity("num_parameters", doc["num_parameters"], whole, "elements of all tensors")
-    # Of the routed experts a token meets as many as if there were no others.
+    total = sum(prod(spec.shape) for spec in specs)
+    yield Identity("num_parameters", doc["num_parameters"], total, "elements of all tensors")
+    # A token is routed to as many experts as if there were no others.
     top = routed if experts is None else experts.top_k
-    active = sum(prod(one.shape) for one in specs if one.expert is None or one.expert < top)
+    active = sum(prod(spec.shape) for spec in specs if spec.expert is None or spec.expert < top)
     if experts is not None:
         of_experts = doc["experts"]
-        name, by = "experts.num_active_parameters", "elements that a token meets"
+        name, by = "experts.num_active_parameters", "elements that multiply a token"
         yield Identity(name, of_experts["num_active_parameters"], active, by)
         if (factor := numbers.balance.capacity_factor) is not None:
             room = ceil(round(factor * length * top / routed, 9))
@@ -115,14 +115,14 @@ def _model_identities(plan: Plan, doc: Mapping[str, Any]) -> Iterator[Identity]:
         yield Identity("context.scores_by_rank", scores, pairs, "pairs of the mask x heads")
     if shape.lora is None:
         tables = [s for s in specs if s.name in EMBEDDING_TABLES]
-        met = active - sum(prod(one.shape) for one in tables)
-        met += shape.vocab * shape.hidden if shape.tied else 0
+        multiplied = active - sum(prod(spec.shape) for spec in tables)
+        multiplied += shape.vocab * shape.hidden if shape.tied else 0
         estimate = doc["estimate"]
         rate = estimate["tokens_per_s_per_device"]
         rate /= peak_flops(plan.cluster, numbers.precision.parameters)
         by = "6 x weights + 12 x pairs x widths, x tokens per second / peak"
         for name, keys in (("mfu", length), ("causal_mfu", positions)):
-            flops = 6.0 * met + 12.0 * queries * keys
+            flops = 6.0 * multiplied + 12.0 * queries * keys
             yield Identity(f"estimate.{name}", estimate[name], flops * rate, by)
 
 
@@ -231,17 +231,17 @@ def _in_text(doc: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "plan" not in doc:
         yield from _of_search(doc)
         return
-    one, path = doc["estimate"], "estimate"
-    yield from _rates("estimate", one)
-    size, unit = binary_unit(min(one["held_bytes"], GIB))
-    low, high = one["held_band_bytes"]
-    held = f"{one['held_bytes'] / size:.1f} {unit} ({low / size:.1f} to {high / size:.1f})"
+    estimate, path = doc["estimate"], "estimate"
+    yield from _rates(path, estimate)
+    size, unit = binary_unit(min(estimate["held_bytes"], GIB))
+    low, high = estimate["held_band_bytes"]
+    held = f"{estimate['held_bytes'] / size:.1f} {unit} ({low / size:.1f} to {high / size:.1f})"
     yield f"{path}.held_bytes", f"memory {held}"
     for key, room, each in (
-        ("seconds", one["step_s"], 1),
+        ("seconds", estimate["step_s"], 1),
         ("bytes", doc["plan"]["cluster"]["device"]["memory_bytes"], size),
     ):
-        for name, value in one[key].items():
+        for name, value in estimate[key].items():
             if value > 2 * SMALLEST_SHARE * room:
                 share = f"{value / each:.4g} {100 * value / room:.1f} %"
                 yield f"{path}.{key}.{name}", f"{name} {share}"
@@ -252,24 +252,24 @@ def _in_text(doc: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield from _of_timing("pipeline.timing", timing)
 
 
-def _rates(path: str, one: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    low, high = one["step_band_s"]
-    yield f"{path}.step_s", f"step {one['step_s']:.4g} s ({low:.4g} to {high:.4g})"
-    rate = f"{one['tokens_per_s_per_device']:.0f} tokens/s of a device"
+def _rates(path: str, estimate: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    low, high = estimate["step_band_s"]
+    yield f"{path}.step_s", f"step {estimate['step_s']:.4g} s ({low:.4g} to {high:.4g})"
+    rate = f"{estimate['tokens_per_s_per_device']:.0f} tokens/s of a device"
     yield f"{path}.tokens_per_s_per_device", rate
-    yield f"{path}.mfu", f"MFU {100 * one['mfu']:.1f} (full attention"
+    yield f"{path}.mfu", f"MFU {100 * estimate['mfu']:.1f} (full attention"
 
 
 def _of_search(doc: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    path, one = first_of_search(doc)
-    yield from _rates(path, one)
-    if (price := one["price_of_a_million_tokens"]) is None:
+    path, estimate = first_of_search(doc)
+    yield from _rates(path, estimate)
+    if (price := estimate["price_of_a_million_tokens"]) is None:
         return
-    low, high = one["price_band"]
+    low, high = estimate["price_band"]
     text = f"price {price:.4g} ({low:.4g} to {high:.4g}) for a million tokens"
     yield f"{path}.price_of_a_million_tokens", text
-    if one["devices"] < doc["search"]["devices"]:
-        yield f"{path}.price_with_idle_devices", f"{one['price_with_idle_devices']:.4g} with"
+    if estimate["devices"] < doc["search"]["devices"]:
+        yield f"{path}.price_with_idle_devices", f"{estimate['price_with_idle_devices']:.4g} with"
 
 
 def _of_row(at: str, row: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

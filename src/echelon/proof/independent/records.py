@@ -139,17 +139,17 @@ class Tokens:
         tokenizer = self.inner(spelled=False)
         for text, is_file in texts:
             pieces = self._pieces(text) if is_file else [text]
-            encoded = (tokenizer.encode(one, add_special_tokens=False).ids for one in pieces)
+            encoded = (tokenizer.encode(piece, add_special_tokens=False).ids for piece in pieces)
             yield [token for ids in encoded for token in ids]
 
     def _pieces(self, text: str) -> Iterator[str]:
         """A text in pieces of `piece_bytes`, each with what is left of its last line."""
-        rest = text.encode()
-        while rest:
-            line = rest.find(b"\n", self.piece_bytes)
-            end = len(rest) if line < 0 or len(rest) <= self.piece_bytes else line + 1
-            yield rest[:end].decode()
-            rest = rest[end:]
+        left = text.encode()
+        while left:
+            line = left.find(b"\n", self.piece_bytes)
+            end = len(left) if line < 0 or len(left) <= self.piece_bytes else line + 1
+            yield left[:end].decode()
+            left = left[end:]
 
 
 def read_source(name: str, tokens: Tokens, *, chats: bool, max_bytes: int) -> SourceText:
