@@ -64,7 +64,7 @@ class PieceSizes:
     text_bytes: int = 2**20
     """Bytes of a text that are read and encoded at a time, and what is left of their last line."""
     record_rows: int = 1024
-    """Rows of a Parquet or Arrow file that are read at a time."""
+    """Rows of a Parquet or Arrow file that are read at a time, and texts that are encoded."""
     shard_tokens: int = 2**27
     """Tokens of a file of prepared data, at the most."""
     muon_buckets: int = 4

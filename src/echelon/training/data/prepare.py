@@ -76,7 +76,6 @@ def stdlib_files(folder: Path | None = None) -> tuple[SourceFile, ...]:
 
 
 _BATCH_TEXTS = 4  # pieces of text of full size
-_BATCH_CHUNKS = 1024  # chunks of text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +267,7 @@ def _batches(chunks: Iterable[DocumentChunk], pieces: PieceSizes) -> Iterator[li
     for piece in chunks:
         batch.append(piece)
         held += len(piece.text)
-        if held >= _BATCH_TEXTS * pieces.text_bytes or len(batch) >= _BATCH_CHUNKS:
+        if held >= _BATCH_TEXTS * pieces.text_bytes or len(batch) >= pieces.record_rows:
             yield batch
             batch, held = [], 0
     if batch:
