@@ -132,9 +132,9 @@ def test_a_split_backward_needs_each_weight_gradient_once(
     assert main(["schedule", "check", str(file)]) == 0
     file.write_text("".join(f"{', '.join(row.split())}\n" for row in rows))
     assert main(["schedule", "check", str(file)]) == 1
-    said = capsys.readouterr().err
-    assert f"error[{rule}]" in said
-    assert text in said
+    printed = capsys.readouterr().err
+    assert f"error[{rule}]" in printed
+    assert text in printed
 
 
 def test_a_limit_per_rank(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ PROVE_QUANTISED_SUMS = Rule(
 PROVE_REPAIRS_NOTHING = Rule(
     id="prove-repairs-nothing",
     why="""
-    A proof runs a small plan in the place of the given one: the same split of fewer blocks, heads,
+    A proof runs a small plan in the place of yours: the same split of fewer blocks, heads,
     experts and tokens. What divides evenly in one of them must do so in the other. With heads that
     tensor ranks cannot share, say, the small plan would have heads that they can, and its proof
     would say nothing of the given plan. Such a plan breaks other rules first; this one holds where

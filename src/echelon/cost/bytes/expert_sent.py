@@ -353,15 +353,15 @@ class _HopTerms:
         """Return the term of one motion; `sizes` are the bytes of rows that leave and arrived."""
         again = name.endswith("again")
         if load is None:
-            rows, how = balanced
+            moved, how = balanced
             count, formula = expert_passes(self.plan, self.part)[again], f"{formula}, {how}"
-            rounds = [rows]
+            rounds = [moved]
         else:
             recomputes = self.plan.layout.recompute.recomputes
-            found = block_passes(self.plan, self.part)
+            passes = block_passes(self.plan, self.part)
             count, formula = 1, f"{formula}, of the recorded routing"
-            rounds = [rows_of(one, load) for one in found if not again or recomputes(one[0])]
-        each = sum(one.leaving * sizes[0] + one.arriving * sizes[1] for one in rounds)
+            rounds = [rows_of(run, load) for run in passes if not again or recomputes(run[0])]
+        each = sum(rows.leaving * sizes[0] + rows.arriving * sizes[1] for rows in rounds)
         return SentTerm(
             axis=self.axis,
             name=name,

@@ -2,7 +2,7 @@
 """Tensors of a folder, made one at a time from a checkpoint, whatever its layout.
 
 A tensor is allocated, filled from the pieces of the checkpoint that lie in it through one small
-buffer, and converted on the way. So whoever makes it holds it and a buffer of `buffer_bytes`; to
+buffer, and converted on the way. So its maker holds it and a buffer of `buffer_bytes`; to
 merge adapters takes `merged_bytes` more (`core/piece_sizes.py`).
 """
 
