@@ -124,7 +124,7 @@ def peak_in_flight_per_stage(schedule: Schedule) -> tuple[int, ...]:
 
 
 def peak_in_flight(actions: Sequence[Action]) -> int:
-    """Return the most (stage, microbatch) pairs whose activations are held in a list of actions."""
+    """Most (stage, microbatch) pairs whose activations a list of actions holds at once."""
     return max(_held(actions), default=0)
 
 

@@ -81,7 +81,7 @@ def context_bytes(
 ) -> Iterator[SentTerm]:
     """Yield the terms of the axis "cp" for a context rank of these stages.
 
-    `ranks` are the ranks of its context group; without them no term says what leaves the node.
+    `ranks` are the ranks of its context group; without them `far` of the terms is None.
     """
     if plan.mesh.cp == 1:
         return

@@ -203,9 +203,9 @@ _TWO_HOPS = "DeepSeek-V3, 2024, section 3.2.2"
 def dispatch_bytes(
     plan: Plan, part: RankPart, load: ExpertLoad | None, rank: int | None = None
 ) -> Iterator[SentTerm]:
-    """Yield what a rank sends of tokens; `load` is how its expert group was routed.
+    """Yield the terms of tokens that a rank sends; `load` is the routing of its expert group.
 
-    Without `rank` no term of one hop says what leaves the node.
+    Without `rank`, `far` of the terms of one hop is None.
     """
     if plan.mesh.ep == 1:
         return
@@ -295,10 +295,10 @@ class _HopTerms:
     source: str
     gates_of_row: int = 1
     far: Fraction | None = None
-    """Share of the other members that are on other nodes; rows are as many for each of them."""
+    """Share of the other members that are on other nodes; each gets as many rows."""
 
     def _far(self, each: int, load: ExpertLoad | None = None) -> int | None:
-        """Bytes of `each` that leave the node; None where a routing decides it."""
+        """Bytes of `each` that leave the node; None if they depend on a routing."""
         mixed = self.far is None or 0 < self.far < 1
         return None if self.far is None or (load and mixed) else int(each * self.far)
 
