@@ -19,7 +19,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import accumulate, groupby
@@ -34,7 +34,7 @@ from echelon.parallel.pipeline import PipelineExecutor, StepState
 from echelon.rehearsal.memory import MemoryMeter
 from echelon.rehearsal.order import Entry, HostRead, Issue, Made, Wait
 from echelon.rehearsal.shapes import META, ShapesOnly
-from echelon.rehearsal.work import KernelWork, WorkCounter
+from echelon.rehearsal.work import KernelWork
 from echelon.schedule.action import Action, ActionKind
 from echelon.schedule.messages import ActionWithMessages
 
@@ -99,21 +99,6 @@ class RecordedMemory(MemoryMeter):
     def _name_last(self, kind: str, key: int) -> None:
         if self.changes is not None:
             self.changes[-1] = self.changes[-1]._replace(kind=kind, storage=key)
-
-
-class RecordedWork(WorkCounter):
-    """A counter that also counts the kernels of a pass in `kernels`, while there is a counter."""
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        super().__init__()
-        self.kernels: Counter[KernelWork] | None = None
-
-    def ran(self, task: str, kernel: KernelWork | None, times: int = 1) -> None:
-        """Count a kernel, launched `times` times."""
-        super().ran(task, kernel, times)
-        if self.kernels is not None and kernel is not None:
-            self.kernels[kernel] += times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,19 +378,19 @@ class MicrobatchReplay:
         """
         action, shapes, results = self._action, self._shapes, dict[str, torch.Tensor | None]()
         assert action is not None
-        log, events = shapes.log.entries, self._events.events
-        far_bytes = self._executor.recorder.far_bytes
-        num_entries, num_events, far_before = len(log), len(events), Counter(far_bytes)
+        memory, log, events = shapes.memory, shapes.log.entries, self._events.events
+        assert isinstance(memory, RecordedMemory)
         self._walking = True
-        with ExitStack() as stack:
-            changes, kernels = list[MemoryChange](), Counter[KernelWork]()
-            if self._is_recorded(action):
-                changes, kernels = stack.enter_context(_recorded(shapes))
-            self._statistics.clear()
-            yield results
-        self._walking = False
+        self._statistics.clear()
         if not self._is_recorded(action):
+            yield results
+            self._walking = False
             return
+        far_bytes, kernels = self._executor.recorder.far_bytes, shapes.work.kernels()
+        num_entries, num_events, far_before = len(log), len(events), Counter(far_bytes)
+        changes = memory.changes = list[MemoryChange]()
+        yield results
+        self._walking, memory.changes = False, None
         held_longer = results.pop(OUTPUT_GRADIENT, None) is not None
         given = {role: tensor for role, tensor in results.items() if tensor is not None}
         keeps = {role for role in given if _references(given[role]) > 1}
@@ -422,7 +407,7 @@ class MicrobatchReplay:
             RecordedPass(
                 changes=microbatch.canonical(changes, roles),
                 entries=microbatch.canonical_entries(log, num_entries, str(action)),
-                kernels=kernels,
+                kernels=shapes.work.kernels() - kernels,
                 events=[
                     replace(event, microbatch=0, start=0.0, end=0.0, waited_s=0.0)
                     for event in events[num_events:]
@@ -483,19 +468,6 @@ class MicrobatchReplay:
             self._events.record(replace(event, microbatch=action.microbatch))
         self._executor.recorder.far_bytes.update(recorded.far_bytes)
         return tensors.pop(result, None)
-
-
-@contextmanager
-def _recorded(shapes: ShapesOnly) -> Iterator[tuple[list[MemoryChange], Counter[KernelWork]]]:
-    """Collect the changes of memory and the kernels of the code inside."""
-    memory, work = shapes.memory, shapes.work
-    assert isinstance(memory, RecordedMemory)
-    assert isinstance(work, RecordedWork)
-    changes, kernels = memory.changes, work.kernels = list[MemoryChange](), Counter[KernelWork]()
-    try:
-        yield changes, kernels
-    finally:
-        memory.changes = work.kernels = None
 
 
 def without_detours(changes: Sequence[MemoryChange]) -> Sequence[MemoryChange]:

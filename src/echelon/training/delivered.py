@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the trainer's loop reads of a run's own data, for the prover, which imports no trainer.
+"""Rows that the trainer's loop reads of a run's own data, for the prover, which imports no trainer.
 
-The loop is the real one, on one rank, with the data settings of the run: it opens, splits, orders
-and cuts. The first `max_bytes` of each source are prepared, and the model is small, for no step is
-taken. `delivered.json` in the folder of the prover has the rows of some steps and of the first and
-the last validation batch.
+The real loop runs on one rank with the data settings of the run: it opens, splits, orders and cuts.
+The first `max_bytes` of each source are prepared, and the model is small, for no step is taken.
+`delivered.json` in the folder of the prover has the rows of some steps and of the first and the
+last validation batch.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ FILE_NAME = "delivered.json"
 
 
 def deliver(context: RankContext, argument: Mapping[str, Any]) -> None:
-    """Write what the loop reads; `argument` has `folder`, `plan`, `data`, `length`, `max_bytes`.
+    """Write the rows; `argument` has `folder`, `plan`, `data`, `length`, `max_bytes`.
 
-    Sequences have `length` tokens, or as many as leave two global batches of each source, and a
-    sample of its held-out part. The first `most_tokens` of each part are summed in
-    stretches of `stretch`.
+    Sequences have `length` tokens, or fewer: each source must have two global batches, and a sample
+    of its held-out part. Sums are over stretches of `stretch` tokens, of the first
+    `most_tokens` of each part.
     """
     folder, data = Path(argument["folder"]), from_json(DataSettings, argument["data"])
     prepared = data_of_settings(data, folder, max_bytes=argument["max_bytes"], pieces=PROOF_PIECES)
@@ -89,7 +89,7 @@ def _text(part: TokenDataset, argument: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _longest(batch: int, training: AnyDataset, validation: AnyDataset) -> int:
-    """The longest sequences of which each part of each source has enough."""
+    """Length of the longest sequences that leave each part of each source enough samples."""
     enough = [part.num_tokens // (2 * batch) for part in _sources(training)]
     return max(1, min(*enough, *(part.num_tokens - 1 for part in _sources(validation))))
 

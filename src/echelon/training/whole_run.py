@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A whole run of the trainer for the prover, which imports no trainer and names these functions.
 
-`write_data` prepares documents as a user's data are (on one rank); `train` runs the real loop on
-every rank: the first plan to its end, validating and saving on the way, then the second plan, which
-resumes where the first one stood in the middle; `train_and_resume` has one plan, overflows, and
-several resumes; `read_back` (on one rank) reads the last
-checkpoint, and writes on from prompts: over a cache, as `echelon generate` does, and without one.
-These two paths through the model are each compared with one process that was written independently.
-`export` (on one rank) writes the last checkpoint in the formats of other tools, and reads each
-folder as a run does that starts from it.
+    write_data        (one rank) prepares documents as `echelon data prepare` does
+    train             runs the real loop on every rank: the first plan to its end, with validation
+                      and saves, then the second plan from the checkpoint in the middle
+    train_and_resume  the same with one plan, overflows, and several resumes
+    read_back         (one rank) reads the last checkpoint and continues prompts: over a cache, as
+                      `echelon generate` does, and without a cache
+    export            (one rank) writes the last checkpoint in the formats of other tools, and reads
+                      each folder as a run does that starts from it
 
-What is observed goes into files of the folder that the prover owns: `run-N-rank-RRRR.json` of each
-run, `read-back.safetensors` and `written.json`; `exported-N` and `imported-N.safetensors` of each
+Results are files in a folder of the prover: `run-N-rank-RRRR.json` of each run,
+`read-back.safetensors` and `written.json`; `exported-N` and `imported-N.safetensors` of each
 export.
 """
 
@@ -63,20 +63,23 @@ _FILE_BYTES = 20_000
 """Bytes of a file of exported weights, at most: so few that there are several."""
 _GREEDY = 1e-6
 """A temperature at which the likeliest token is drawn."""
-_TOLD = ("loss", "tokens", "grad_norm", "learning_rate", "loss_scale", "skipped")
+_FACTS = ("loss", "tokens", "grad_norm", "learning_rate", "loss_scale", "skipped")
 
 
 def _in_small_pieces(context: RankContext) -> RankContext:
-    """Return the place of a rank on which every loop over pieces runs several times."""
+    """Return the context of a rank with small pieces, so that every loop has several."""
     return replace(context, pieces=PROOF_PIECES)
 
 
 class WholeRunObserver:
-    """Keep what the loop says of its steps, validations and checkpoints."""
+    """Keep the loop's reports of steps, validations and checkpoints."""
 
     def __init__(self) -> None:
         self.events = EventList()
-        self.told: list[dict[str, Any]] = []
+        self.reports: list[dict[str, Any]] = []
+
+    def _report(self, kind: str, step: int, **values: Any) -> None:
+        self.reports.append({"kind": kind, "step": step, **values})
 
     @property
     def sink(self) -> EventSink:
@@ -84,31 +87,30 @@ class WholeRunObserver:
         return self.events
 
     def used_bytes(self) -> int:
-        """Return no memory: nobody asks here."""
+        """Return 0: memory is not observed."""
         return 0
 
     def stepped(self, facts: StepFacts) -> None:
-        """Keep what a step says."""
-        values = {name: getattr(facts, name) for name in _TOLD}
-        self.told.append({"kind": "step", "step": facts.step, **values})
+        """Keep the facts of a step."""
+        self._report("step", facts.step, **{name: getattr(facts, name) for name in _FACTS})
 
     def validated(self, step: int, loss: float) -> None:
         """Keep a validation loss."""
-        self.told.append({"kind": "validation", "step": step, "loss": loss})
+        self._report("validation", step, loss=loss)
 
     def saved(self, step: int, path: Path) -> None:
-        """Keep where a checkpoint lies."""
-        self.told.append({"kind": "saved", "step": step, "path": str(path)})
+        """Keep the path of a checkpoint."""
+        self._report("saved", step, path=str(path))
 
     def noted(self, step: int, text: str) -> None:
-        """Keep what else happened."""
-        self.told.append({"kind": "note", "step": step, "text": text})
+        """Keep a note."""
+        self._report("note", step, text=text)
 
     def speaks(self, now: bool) -> None:
-        """Learn who tells of the run: every rank keeps what it says."""
+        """Do nothing: every rank keeps its reports."""
 
     def close(self) -> None:
-        """Leave what was kept: whoever made this writes it."""
+        """Do nothing: the caller writes the reports."""
 
 
 class StateObserver(WholeRunObserver):
@@ -121,36 +123,36 @@ class StateObserver(WholeRunObserver):
         self._engine: TrainEngine | None = None
 
     def watch(self, engine: TrainEngine) -> None:
-        """Look at this engine, which has taken no step."""
+        """Observe this engine, before its first step."""
         self._engine = engine
         engine.on_gradients = self._overflow
 
     def stepped(self, facts: StepFacts) -> None:
-        """Keep what a step says, and count it."""
+        """Keep the facts of a step, and count it."""
         super().stepped(facts)
         self._step = facts.step
 
     def validated(self, step: int, loss: float) -> None:
         """Keep the state at the start, which is validated before its first step."""
-        if not self.told:
+        if not self.reports:
             self._step = step
-            self._note(step)
+            self._keep_state(step)
         super().validated(step, loss)
 
     def saved(self, step: int, path: Path) -> None:
         """Keep the state that was saved."""
-        self._note(step)
+        self._keep_state(step)
 
-    def _note(self, step: int) -> None:
+    def _keep_state(self, step: int) -> None:
         assert self._engine is not None, "it is watched"
         state = dict(_flat("", self._engine.position()))
         for kind, shards in self._engine.checkpoint_state().items():
             named = {name: list(held) for name, held in shards.items()}
             state |= {f"{kind} {name}": value for name, value in digests(named).items()}
-        self.told.append({"kind": "state", "step": step, "state": state})
+        self._report("state", step, state=state)
 
     def _overflow(self) -> None:
-        """Put an infinite number where the first trained parameter begins, on all who hold that."""
+        """Put an infinite number at the start of the first trained parameter, on its ranks."""
         assert self._engine is not None, "it is watched"
         if self._step not in self._overflows:
             return
@@ -196,8 +198,8 @@ def train(context: RankContext, argument: Mapping[str, Any]) -> None:
 def train_and_resume(context: RankContext, argument: Mapping[str, Any]) -> None:
     """Train `plan` to its end, and again from the checkpoint after each of `saved_after` steps.
 
-    A gradient of each step in `overflows` has an infinite number. `run-N-rank-RRRR.json` has the
-    state of the engine too, at each checkpoint and where a run begins: hashes of its tensors, and
+    A gradient of each step in `overflows` has an infinite number. `run-N-rank-RRRR.json` also has
+    the state of the engine at each checkpoint and at the start of a run: hashes of its tensors, and
     its position.
     """
     plan, folder = Plan.from_json(argument["plan"]), Path(argument["folder"])
@@ -213,8 +215,8 @@ def train_and_resume(context: RankContext, argument: Mapping[str, Any]) -> None:
 def read_back(context: RankContext, argument: Mapping[str, Any]) -> None:
     """Read the last checkpoint on one device, and write `count` tokens after each of `prompts`.
 
-    Over a cache a text ends where a document does. A model that looks ahead has no cache, and no
-    text is longer than the positions of the model there.
+    Over a cache a text ends with its document, and has no more tokens than the model has positions.
+    A model that looks ahead has no cache.
     """
     folder, plan = Path(argument["folder"]), Plan.from_json(argument["plans"][1])
     index = TokenDataset.open(folder / "data").index
@@ -224,7 +226,7 @@ def read_back(context: RankContext, argument: Mapping[str, Any]) -> None:
     save_file(weights, folder / "read-back.safetensors")
     end, prompts, count = index.tokenizer.end_of_document, argument["prompts"], argument["count"]
     separator = end if plan.mathematics.documents == "separate" else None
-    said = {
+    written = {
         "without a cache": [
             continue_tokens(decoder, prompt, count, temperature=_GREEDY, separator=separator)
             for prompt in prompts
@@ -242,15 +244,15 @@ def read_back(context: RankContext, argument: Mapping[str, Any]) -> None:
             separator=separator,
         )
         writing = generate_rank(_in_small_pieces(context), to_json(task))
-        said["over a cache"] = list(map(list, writing.written))
-    (folder / "written.json").write_text(json.dumps(said), encoding="utf-8")
+        written["over a cache"] = list(map(list, writing.written))
+    (folder / "written.json").write_text(json.dumps(written), encoding="utf-8")
 
 
 def export(context: RankContext, argument: Mapping[str, Any]) -> None:
     """Write the last checkpoint to `exported-N` for each of `exports`, and read it from there.
 
-    An export is the format, `model_type` and dtype of a folder. Files, and rows into which adapters
-    are merged at once, are so small that tensors are cut: see `_FILE_BYTES` and `PROOF_PIECES`.
+    An export is the format, `model_type` and dtype of a folder. Files, and rows that take adapters
+    at once, are so small that tensors are cut: see `_FILE_BYTES` and `PROOF_PIECES`.
     """
     folder, plan = Path(argument["folder"]), Plan.from_json(argument["plans"][1])
     last = checkpoint_path(folder / "run-1" / "checkpoints", argument["num_steps"])
@@ -302,7 +304,7 @@ def _run(
     resume: str | None,
     observer: StateObserver | None = None,
 ) -> None:
-    noted = observer or WholeRunObserver()
+    reporter = observer or WholeRunObserver()
     task = RankTask(
         job=job,
         run_dir=str(folder / f"run-{number}"),
@@ -310,7 +312,7 @@ def _run(
         observer=f"{__name__}:{WholeRunObserver.__name__}",
         resume=resume,
     )
-    loop = TrainLoop(_in_small_pieces(context), task, noted)
+    loop = TrainLoop(_in_small_pieces(context), task, reporter)
     if observer is not None:
         observer.watch(loop.engine)
     try:
@@ -319,7 +321,7 @@ def _run(
     finally:
         loop.engine.close()
     path = folder / f"run-{number}-rank-{context.rank:04d}.json"
-    path.write_text(json.dumps(noted.told), encoding="utf-8")
+    path.write_text(json.dumps(reporter.reports), encoding="utf-8")
 
 
 @torch.no_grad()

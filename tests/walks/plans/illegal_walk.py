@@ -77,7 +77,7 @@ def illegal_plans(family: str, count: int) -> Iterator[Broken]:
         for _ in range(20):
             other, change = changed(plan, random)
             try:
-                rules = {told.partition(":")[0] for told in broken_rules(other)}
+                rules = {problem.partition(":")[0] for problem in broken_rules(other)}
             except (ValueError, ArithmeticError, LookupError, AssertionError):
                 continue
             if len(rules) == 1:
@@ -86,13 +86,13 @@ def illegal_plans(family: str, count: int) -> Iterator[Broken]:
 
 
 def is_mended(broken: Broken) -> bool:
-    """Return whether a proof would run a legal plan in the place of a broken one."""
+    """True if a proof would run a legal plan in the place of a broken plan."""
     try:
         small = shrink(broken.plan)
         require_nothing_mended(broken.plan, small)
     except (ConfigError, ValueError, ArithmeticError, LookupError, AssertionError):
         return False
-    return all(not told.startswith(f"{broken.rule}:") for told in broken_rules(small))
+    return all(not problem.startswith(f"{broken.rule}:") for problem in broken_rules(small))
 
 
 Outcome = Literal["ends with an error", "differs", "equal"]

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data of a run as its `[data]` says it: what the trainer reads, and what its records say.
+"""The data of a run as its `[data]` says it: rows of the trainer, compared with its records.
 
 The trainer's loop delivers some batches on one rank (`training/delivered.py`), each source cut to
 its first megabyte, phases of a mixture to two steps. The independent reader has the same rows from
 the records (`proof/independent/records.py`) in the order of `proof/independent/samples.py`. Tokens,
-labels, answers, documents, and the sizes of both parts must be equal. Data that is not on this
-machine is said to be unproven.
+labels, answers, documents, and the sizes of both parts must be equal. Data on another machine is
+reported as not proven.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from echelon.core.rulebook.prove import PROVE_DATA
 from echelon.core.serialize import to_json
 from echelon.core.settings.list_types import phases_of, sources_of
 from echelon.layout.islands import without_losses
-from echelon.proof.causes.finding import Diagnosis, ProofFinding
 from echelon.proof.claims.checks import Check, exact_check
-from echelon.proof.claims.claims import ClaimResult, first_failure, judged
+from echelon.proof.claims.claims import judged
 from echelon.proof.independent.records import SourceText, Tokens, read_source
 from echelon.proof.independent.samples import ReadRow, Source, mixed_samples, samples_of_step
 from echelon.proof.replays.runs import RankRunner
 from echelon.proof.shrink import shrink
 from echelon.proof.verdict import ProofPass
+from echelon.proof.whole_run.one_device import pass_of
 
 DELIVER = "echelon.training.delivered:deliver"
 """The function of the trainer that a rank calls."""
@@ -61,7 +61,7 @@ _PARTS, _TRAINING, _VALIDATION, _TEXTS = (
 def data_pass(
     plan: Plan, data: DataSettings, *, run_ranks: RankRunner, deliver: str = DELIVER
 ) -> ProofPass:
-    """Prove the data of a run: a pass without claims, and the reason, if they are not here."""
+    """Prove the data of a run; if it is not here, return a pass without claims, and the reason."""
     if reason := why_not_here(data):
         note = f"data not found here: not proven ({reason})"
         return ProofPass(precision="tokens", claims=(), diagnosis=None, note=note)
@@ -88,7 +88,7 @@ def data_pass(
         )
     names = ", ".join(run.names)
     note = f"{names}: sequences of {run.length} tokens, from the first {MAX_BYTES:,} bytes"
-    return ProofPass(precision="tokens", claims=claims, diagnosis=_diagnosis(claims), note=note)
+    return pass_of("tokens", claims, note=note)
 
 
 def why_not_here(data: DataSettings) -> str:
@@ -121,7 +121,7 @@ def excerpted(data: DataSettings) -> DataSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnData:
-    """Hold what the trainer delivered, and the records of the same data."""
+    """The rows that the trainer delivered, and the records of the same data."""
 
     plan: Plan
     data: DataSettings
@@ -217,7 +217,7 @@ class OwnData:
         return list(mixed_samples(seed, num_steps, size, sources, phases))
 
     def _source(self, part: int, sample: int) -> tuple[int, int]:
-        """The source of a sample, and its number there; the last one of those behind the end."""
+        """The source of a sample, and its number there; the last source for samples past it."""
         for source, text in enumerate(self.parts[part][:-1]):
             count = text.num_samples(self.length)
             if sample < count:
@@ -247,7 +247,7 @@ class OwnData:
     def _problem(
         self, part: int, row: Mapping[str, Any], wanted: ReadRow, *, separate: bool
     ) -> str:
-        """What is wrong with a row; empty if nothing is."""
+        """The mistake of a row; empty without one."""
         if row["tokens"] != wanted.tokens:
             return self._wrong_tokens(part, row["tokens"], wanted)
         if row["labels"] != wanted.labels:
@@ -259,14 +259,14 @@ class OwnData:
         return ""
 
     def _wrong_tokens(self, part: int, tokens: Sequence[int], wanted: ReadRow) -> str:
-        """Say where the tokens of a row come from, or which of them is the first that is wrong."""
+        """Name the source of the wrong tokens of a row, or the first wrong token."""
         for place, name in enumerate(self.names):
             for kind, texts in (("training", self.parts[0]), ("held-out", self.parts[1])):
                 start = _start_of(tokens, texts[place])
                 if start is None:
                     continue
-                sample, rest = divmod(start, self.length)
-                if rest == 0:
+                sample, inside = divmod(start, self.length)
+                if inside == 0:
                     return f"it is sample {sample} of the {kind} part of {name}"
                 own, first = self._source(part, wanted.sample)
                 late = start - first * self.length
@@ -327,12 +327,3 @@ def _wrong_labels(rows: Sequence[int], right: Sequence[int]) -> str:
         )
     position = next(p for p, pair in enumerate(zip(rows, right, strict=True)) if pair[0] != pair[1])
     return f"label {position} is {rows[position]} instead of {right[position]}"
-
-
-def _diagnosis(claims: Sequence[ClaimResult]) -> Diagnosis | None:
-    first = first_failure(claims)
-    if first is None:
-        return None
-    claim, failure = first
-    finding = ProofFinding("", f"in step {failure.step}: {failure.detail}")
-    return Diagnosis.of(claim, failure, finding, claim.statement)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trainer in the run's own precision: overflows at known steps, and resumes between them.
 
-The trainer takes a few steps of the shrunk plan, and from each of some checkpoints the rest of them
-once more, under the same layout. Nothing depends on rounding: a resume restores every number of its
-checkpoint, and the steps after it have the same bits. An infinite number is put into a gradient of
-some steps. The independent rule gives the scale of each step (`proof/independent/optimizers.py`).
-Its window is so short that the scale grows between two overflows, after a resume.
+The trainer takes a few steps of the shrunk plan, and resumes from some of their checkpoints under
+the same layout. Nothing depends on rounding: a resume restores every number of its checkpoint, and
+the steps after it have the same bits. An infinite number is put into a gradient of some steps. The
+independent rule gives the scale of each step (`proof/independent/optimizers.py`). Its window is so
+short that the scale grows between two overflows, after a resume.
 """
 
 from __future__ import annotations
@@ -18,16 +18,21 @@ from typing import Any, TypeAlias
 
 from echelon.core.plan import Plan
 from echelon.core.rulebook.prove import PROVE_TRAINER_RESUME, PROVE_TRAINER_SCALE
-from echelon.proof.causes.finding import Diagnosis, ProofFinding
-from echelon.proof.claims.checks import Check, exact_check
-from echelon.proof.claims.claims import first_failure, judged
+from echelon.proof.claims.checks import Check
+from echelon.proof.claims.claims import judged
 from echelon.proof.claims.tolerance import is_low
 from echelon.proof.independent.optimizers import ScaleOfLoss
 from echelon.proof.replays.runs import RankRunner
 from echelon.proof.run import offloaded_to
 from echelon.proof.shrink import shrink
 from echelon.proof.verdict import ProofPass
-from echelon.proof.whole_run.one_device import events_of_runs, texts_for, with_bytes
+from echelon.proof.whole_run.one_device import (
+    equal_check,
+    events_of_runs,
+    pass_of,
+    texts_for,
+    with_bytes,
+)
 
 WRITE_DATA = "echelon.training.whole_run:write_data"
 RESUME = "echelon.training.whole_run:train_and_resume"
@@ -61,13 +66,11 @@ def own_precision_pass(plan: Plan, *, run_ranks: RankRunner, train: str = RESUME
     texts, mesh = texts_for(small), small.mesh
     with tempfile.TemporaryDirectory(prefix="echelon-prove-") as folder:
         argument = {
-            "folder": folder,
-            "texts": [*texts.training, *texts.validation],
+            **texts.argument(folder),
             "plan": offloaded_to(small, folder).to_json(),
             "num_steps": NUM_STEPS,
             "saved_after": list(SAVED_AFTER),
             "overflows": list(overflows_of(small)),
-            "validation_fraction": texts.validation_fraction,
             "validation_batches": 1,
         }
         run_ranks(WRITE_DATA, argument, 1, labels=[""])
@@ -80,13 +83,7 @@ def own_precision_pass(plan: Plan, *, run_ranks: RankRunner, train: str = RESUME
         judged(PROVE_TRAINER_RESUME, _RESTORED, list(_restored_checks(runs))),
         judged(PROVE_TRAINER_RESUME, _SAME, list(_step_checks(runs))),
     )
-    first, diagnosis = first_failure(claims), None
-    if first is not None:
-        claim, failure = first
-        finding = ProofFinding("", f"after {failure.step} steps: {failure.detail}")
-        diagnosis = Diagnosis.of(claim, failure, finding, claim.statement)
-    name = precision.parameters + ", fp8" * precision.is_fp8
-    return ProofPass(precision=name, claims=claims, diagnosis=diagnosis)
+    return pass_of(precision.parameters + ", fp8" * precision.is_fp8, claims, "after {} steps")
 
 
 def overflows_of(plan: Plan) -> tuple[int, ...]:
@@ -127,18 +124,18 @@ def _scale_checks(plan: Plan, run: _Run) -> Iterator[Check]:
             event = steps.get(step, {})
             for key, right in (("loss_scale", scales[step]), ("skipped", step in overflows)):
                 subject = f"{key.replace('_', ' ')} on rank {rank}"
-                yield _same(step, subject, event.get(key), right, rank)
+                yield equal_check(step, subject, event.get(key), right, rank)
         states = {event["step"]: event["state"] for event in events if event["kind"] == "state"}
         last = states[NUM_STEPS]["loss_scale.value"]
-        yield _same(NUM_STEPS, f"last loss scale on rank {rank}", last, scales[-1], rank)
-        # Islands meet after a skipped step as after any other.
+        yield equal_check(NUM_STEPS, f"last loss scale on rank {rank}", last, scales[-1], rank)
+        # Islands synchronize after a skipped step as after any other.
         for step in overflows if not plan.mathematics.local_sgd.active else ():
             before, after = (_without_scales(states[count]) for count in (step, step + 1))
             yield from _state_checks(step, rank, after, before)
 
 
 def _without_scales(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries that a skipped step leaves alone."""
+    """The entries that a skipped step does not change."""
     return {
         name: value
         for name, value in state.items()
@@ -147,7 +144,7 @@ def _without_scales(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _restored_checks(runs: Sequence[_Run]) -> Iterator[Check]:
-    """Compare what a run has when it was resumed with what was there when it was saved."""
+    """Compare the state of a resumed run with the state that was saved."""
     for step, resumed in zip(SAVED_AFTER, runs[1:], strict=True):
         for rank, events in enumerate(resumed):
             saved = next(
@@ -170,7 +167,7 @@ def _step_checks(runs: Sequence[_Run]) -> Iterator[Check]:
                 elif event["kind"] == "step":
                     for key, value in event.items():
                         subject = f"{key.replace('_', ' ')} on rank {rank}"
-                        yield _same(step, subject, value, right["step", step][key], rank)
+                        yield equal_check(step, subject, value, right["step", step][key], rank)
 
 
 def _state_checks(
@@ -178,16 +175,4 @@ def _state_checks(
 ) -> Iterator[Check]:
     for position, name in enumerate(sorted({*state, *right})):
         subject = f"{name} on rank {rank}"
-        yield _same(step, subject, state.get(name), right.get(name), position)
-
-
-def _same(step: int, subject: str, value: Any, right: Any, position: int) -> Check:
-    # As text two numbers that are none are the same.
-    differs = value != right and f"{value}" != f"{right}"
-    problem = f"{_short(value)} instead of {_short(right)}" * differs
-    return exact_check(step, subject, problem, position)
-
-
-def _short(value: Any) -> str:
-    text = "nothing" if value is None else f"{value}"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+        yield equal_check(step, subject, state.get(name), right.get(name), position)
