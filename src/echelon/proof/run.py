@@ -65,8 +65,8 @@ def prove(
     `subject` names the engine under proof. `own_precision` False leaves the second part out (the
     matrix of all layouts proves the mathematics only). Ranks are started by `run_ranks`, and take
     as many steps as `proof/shrink.py` says. Offloaded slices lie in a temporary folder.
-    ConfigError, before any rank starts, where there is no such subject, or where something divides
-    in the plan and not in the small one, or the other way round. With `quick` only the first
+    ConfigError, before any rank starts, if there is no such subject, or if a number divides another
+    in the plan and not in the small plan, or the other way round. With `quick` only the first
     `QUICK_STEPS` steps are run, in float64; the proof names the rest. With `late` all is run once
     more, before, with operations that complete when they are awaited; where that finds a race, it
     is what is judged.

@@ -8,9 +8,9 @@ MLP, vocabulary) and every remainder (of the vocabulary over `tp`, of the microb
 the blocks over the stages) stay; the sizes go. Ranks of a proof are on CPUs, where fused products
 over symmetric memory go around a ring.
 
-No small number makes a mistake neutral: two pairs of dims of a head turn at least, for one pair is
-the same interleaved and in halves; the root of no width is a power of two; the mean load of experts
-is no whole number; what a model begins with at 0 or 1 begins at as many values as it has elements.
+No small number makes a mistake neutral. At least two pairs of dims of a head turn: a single pair is
+the same interleaved and in halves. The root of no width is a power of two. The mean load of experts
+is no whole number. Parameters that begin at 0 or 1 are spread around it.
 
 Of experts stay the expert axis and its fold, several experts on a rank where there were several,
 groups and how many of them a token may meet, how many experts it meets, shared experts, a dense
@@ -56,13 +56,13 @@ _LEAST_WIDTH = 3  # elements of a tensor rank
 _ROOM = 3  # elements of a tensor rank
 _CHUNK = 4  # tokens
 _HEAD_DIM = 6
-"""Width of a head: three pairs of dims, and a root that no other factor is."""
+"""Width of a head: three pairs of dims, and a root that differs from other factors."""
 _TURNED_DIMS = 4
-"""Dims that turn where not all do: two pairs."""
+"""Dims of a head that turn if not all do: two pairs."""
 _SPREAD = 0.3
-"""How far from 0 or 1 norms, biases and sinks of a proof begin, at the most."""
+"""Largest distance from 0 or 1 of the first norms, biases and sinks."""
 _LIMIT = 0.6
-"""Where inner activations of experts are clamped: some of a small model are beyond it."""
+"""Clamp of inner activations of experts: some activations of a small model are larger."""
 _BLOCK = 4
 """Numbers that share a scale; every width of a small model is a multiple of it."""
 _LONGEST_HISTORY = 2
@@ -186,7 +186,7 @@ def _model(plan: Plan, layers: int, sequence_length: int) -> ModelShape:
 
 
 def _turns(shape: ModelShape, head_dim: int) -> dict[str, Any]:
-    """Return what of small heads turns: all or two pairs, and in some blocks none where so."""
+    """Return the rotary dims of small heads: all or two pairs; none in some blocks, as given."""
     rotary = shape.rotary
     fraction = _TURNED_DIMS / head_dim if 0 < rotary.fraction < 1 else rotary.fraction
     return {"rotary": replace(rotary, fraction=fraction, none_every=min(rotary.none_every, 2))}
@@ -201,7 +201,7 @@ def _hidden(shape: ModelShape, query_dim: int, tp: int) -> int:
     less = lcm(_BLOCK, tp)
     widths = range((query_dim - 1) // less * less, 0, -less)
     # Squares are left out: one over the root of 16 is a factor that others are, too.
-    return next((one for one in widths if isqrt(one) ** 2 != one), less)
+    return next((width for width in widths if isqrt(width) ** 2 != width), less)
 
 
 def _width(
@@ -413,7 +413,7 @@ def small_experts(
 def _num_experts(experts: Experts, ep: int, routed: int) -> int:
     """Return the fewest experts among which all choices are left that there were.
 
-    Where there are so many, `routed` tokens of a sequence are not shared out evenly.
+    If there is such a number, it does not divide the `routed` tokens of a sequence.
     """
     groups, top_groups, top_k = experts.groups, experts.top_groups, experts.top_k
     per_rank, per_group = experts.num_experts // ep, experts.num_experts // groups

@@ -39,7 +39,7 @@ from echelon.rehearsal.memory import (
     Misuse,
 )
 from echelon.rehearsal.order import Entry, HostRead, RankLog
-from echelon.rehearsal.replay import MicrobatchReplay, NotAlike, RecordedMemory, RecordedWork
+from echelon.rehearsal.replay import MicrobatchReplay, NotAlike, RecordedMemory
 from echelon.rehearsal.shapes import META, KnownResults, ShapesOnly
 from echelon.rehearsal.traces import (
     ActionBegan,
@@ -212,7 +212,7 @@ def _replay(
 def _shapes(rank: int, known: KnownResults | None, step_log: StepLog | None) -> ShapesOnly:
     """Return where a rank runs; what it does there is also written into `step_log`."""
     if step_log is None:
-        return ShapesOnly(RankLog(rank), known, memory=RecordedMemory(), work=RecordedWork())
+        return ShapesOnly(RankLog(rank), known, memory=RecordedMemory())
     return ShapesOnly(
         SteppedLog(rank, step_log),
         known,

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A whole run of the trainer for the prover, which imports no trainer and names these functions.
 
-`write_data` prepares documents as a user's data are (on one rank); `train` runs the real loop on
-every rank: the first plan to its end, validating and saving on the way, then the second plan, which
-resumes where the first one stood in the middle; `train_and_resume` has one plan, overflows, and
-several resumes; `read_back` (on one rank) reads the last
-checkpoint, and writes on from prompts: over a cache, as `echelon generate` does, and without one.
-These two paths through the model are each compared with one process that was written independently.
-`export` (on two ranks, where there are two) writes the last checkpoint in the formats of other
-tools, and reads each folder as a run does that starts from it.
+    write_data        (one rank) prepares documents as `echelon data prepare` does
+    train             runs the real loop on every rank: the first plan to its end, with validation
+                      and saves, then the second plan from the checkpoint in the middle
+    train_and_resume  the same with one plan, overflows, several resumes, and a start from an export
+    read_back         (one rank) reads the last checkpoint and continues prompts: over a cache, as
+                      `echelon generate` does, and without a cache
+    export            (one or two ranks) writes the last checkpoint in the formats of other tools,
+                      and reads each folder as a run does that starts from it
 
-What is observed goes into files of the folder that the prover owns: `run-N-rank-RRRR.json` of each
-run, `read-back.safetensors` and `written.json`; `exported-N` and `imported-N.safetensors` of each
+Results are files in a folder of the prover: `run-N-rank-RRRR.json` of each run,
+`read-back.safetensors` and `written.json`; `exported-N` and `imported-N.safetensors` of each
 export.
 """
 
@@ -74,20 +74,23 @@ _FILE_BYTES = 20_000
 """Bytes of a file of exported weights, at most: so few that there are several."""
 _GREEDY = 1e-6
 """A temperature at which the likeliest token is drawn."""
-_TOLD = ("loss", "tokens", "grad_norm", "learning_rate", "loss_scale", "skipped")
+_FACTS = ("loss", "tokens", "grad_norm", "learning_rate", "loss_scale", "skipped")
 
 
 def _in_small_pieces(context: RankContext) -> RankContext:
-    """Return the place of a rank on which every loop over pieces runs several times."""
+    """Return the context of a rank with small pieces, so that every loop has several."""
     return replace(context, pieces=PROOF_PIECES)
 
 
 class WholeRunObserver:
-    """Keep what the loop says of its steps, validations and checkpoints."""
+    """Keep the loop's reports of steps, validations and checkpoints."""
 
     def __init__(self) -> None:
         self.events = EventList()
-        self.told: list[dict[str, Any]] = []
+        self.reports: list[dict[str, Any]] = []
+
+    def _report(self, kind: str, step: int, **values: Any) -> None:
+        self.reports.append({"kind": kind, "step": step, **values})
 
     @property
     def sink(self) -> EventSink:
@@ -95,31 +98,30 @@ class WholeRunObserver:
         return self.events
 
     def used_bytes(self) -> int:
-        """Return no memory: nobody asks here."""
+        """Return 0: memory is not observed."""
         return 0
 
     def stepped(self, facts: StepFacts) -> None:
-        """Keep what a step says."""
-        values = {name: getattr(facts, name) for name in _TOLD}
-        self.told.append({"kind": "step", "step": facts.step, **values})
+        """Keep the facts of a step."""
+        self._report("step", facts.step, **{name: getattr(facts, name) for name in _FACTS})
 
     def validated(self, step: int, loss: float) -> None:
         """Keep a validation loss."""
-        self.told.append({"kind": "validation", "step": step, "loss": loss})
+        self._report("validation", step, loss=loss)
 
     def saved(self, step: int, path: Path) -> None:
-        """Keep where a checkpoint lies."""
-        self.told.append({"kind": "saved", "step": step, "path": str(path)})
+        """Keep the path of a checkpoint."""
+        self._report("saved", step, path=str(path))
 
     def noted(self, step: int, text: str) -> None:
-        """Keep what else happened."""
-        self.told.append({"kind": "note", "step": step, "text": text})
+        """Keep a note."""
+        self._report("note", step, text=text)
 
     def speaks(self, now: bool) -> None:
-        """Learn who tells of the run: every rank keeps what it says."""
+        """Do nothing: every rank keeps its reports."""
 
     def close(self) -> None:
-        """Leave what was kept: whoever made this writes it."""
+        """Do nothing: the caller writes the reports."""
 
 
 class StateObserver(WholeRunObserver):
@@ -132,27 +134,27 @@ class StateObserver(WholeRunObserver):
         self._engine: TrainEngine | None = None
 
     def watch(self, engine: TrainEngine) -> None:
-        """Look at this engine, which has taken no step."""
+        """Observe this engine, before its first step."""
         self._engine = engine
         engine.on_gradients = self._overflow
 
     def stepped(self, facts: StepFacts) -> None:
-        """Keep what a step says, and count it."""
+        """Keep the facts of a step, and count it."""
         super().stepped(facts)
         self._step = facts.step
 
     def validated(self, step: int, loss: float) -> None:
         """Keep the state at the start, which is validated before its first step."""
-        if not self.told:
+        if not self.reports:
             self._step = step
-            self._note(step)
+            self._keep_state(step)
         super().validated(step, loss)
 
     def saved(self, step: int, path: Path) -> None:
         """Keep the state that was saved."""
-        self._note(step)
+        self._keep_state(step)
 
-    def _note(self, step: int) -> None:
+    def _keep_state(self, step: int) -> None:
         assert self._engine is not None, "it is watched"
         state = dict(_flat("", self._engine.position()))
         if (part := self._engine.parts.find(Fp8Scales)) is not None:
@@ -160,13 +162,14 @@ class StateObserver(WholeRunObserver):
         for kind, shards in self._engine.checkpoint_state().items():
             named = {name: list(held) for name, held in shards.items()}
             state |= {f"{kind} {name}": value for name, value in digests(named).items()}
-        self.told.append({"kind": "state", "step": step, "state": state})
+        self._report("state", step, state=state)
 
     def _overflow(self) -> None:
-        """Put what is not finite into a gradient, on all who hold that element.
+        """Put a number that is not finite into a gradient, on the ranks of the element.
 
-        In turn that is infinity where the first trained parameter begins, no number where the last
-        one ends, and infinity below zero in the middle: other stages and tensor ranks have them.
+        In turn: infinity at the start of the first trained parameter, NaN at the end of the last
+        parameter, minus infinity at the end of a parameter between. So different stages and tensor
+        ranks overflow.
         """
         assert self._engine is not None, "it is watched"
         if self._step not in self._overflows:
@@ -220,9 +223,9 @@ def train(context: RankContext, argument: Mapping[str, Any]) -> None:
 def train_and_resume(context: RankContext, argument: Mapping[str, Any]) -> None:
     """Train `plan` to its end, and again from the checkpoint after each of `saved_after` steps.
 
-    Where `exported` is a dtype, a last run starts from the weights of the last checkpoint in it.
+    Where `exported` is a dtype, the last run starts from the weights of the last checkpoint in it.
     A gradient of each step in `overflows` has a number that is not finite. `run-N-rank-RRRR.json`
-    has the state of the engine too, at each checkpoint and where a run begins: hashes of its
+    also has the state of the engine at each checkpoint and at the start of a run: hashes of its
     tensors, and its position.
     """
     plan, folder = Plan.from_json(argument["plan"]), Path(argument["folder"])
@@ -260,8 +263,8 @@ def train_and_resume(context: RankContext, argument: Mapping[str, Any]) -> None:
 def read_back(context: RankContext, argument: Mapping[str, Any]) -> None:
     """Read the last checkpoint on one device, and write `count` tokens after each of `prompts`.
 
-    Over a cache a text ends where a document does. A model that looks ahead has no cache, and no
-    text is longer than the positions of the model there.
+    Over a cache a text ends with its document, and has no more tokens than the model has positions.
+    A model that looks ahead has no cache.
     """
     folder, plan = Path(argument["folder"]), Plan.from_json(argument["plans"][1])
     index = TokenDataset.open(folder / "data").index
@@ -271,7 +274,7 @@ def read_back(context: RankContext, argument: Mapping[str, Any]) -> None:
     save_file(weights, folder / "read-back.safetensors")
     end, prompts, count = index.tokenizer.end_of_document, argument["prompts"], argument["count"]
     separator = end if plan.mathematics.documents == "separate" else None
-    said = {
+    written = {
         "without a cache": [
             continue_tokens(decoder, prompt, count, temperature=_GREEDY, separator=separator)
             for prompt in prompts
@@ -289,16 +292,16 @@ def read_back(context: RankContext, argument: Mapping[str, Any]) -> None:
             separator=separator,
         )
         writing = generate_rank(_in_small_pieces(context), to_json(task))
-        said["over a cache"] = list(map(list, writing.written))
-    (folder / "written.json").write_text(json.dumps(said), encoding="utf-8")
+        written["over a cache"] = list(map(list, writing.written))
+    (folder / "written.json").write_text(json.dumps(written), encoding="utf-8")
 
 
 def export(context: RankContext, argument: Mapping[str, Any]) -> None:
     """Write the last checkpoint to `exported-N` for each of `exports`, and read it from there.
 
-    An export says of a folder its format, `model_type`, dtype, ranks, and whether it has adapters
-    alone. Files, and rows into which adapters are merged at once, are so small that tensors are
-    cut: see `_FILE_BYTES` and `PROOF_PIECES`. All ranks that are here write; the first one reads.
+    An export is the format, `model_type`, dtype and ranks of a folder, with adapters alone or
+    merged. Files, and rows that take adapters at once, are so small that tensors are cut: see
+    `_FILE_BYTES` and `PROOF_PIECES`. All ranks write; the first rank reads.
     """
     folder, plan = Path(argument["folder"]), Plan.from_json(argument["plans"][1])
     last = checkpoint_path(folder / "run-1" / "checkpoints", argument["num_steps"])
@@ -322,9 +325,9 @@ def export(context: RankContext, argument: Mapping[str, Any]) -> None:
 
 
 def _import(task: ExportTask, model: ModelShape) -> dict[str, torch.Tensor]:
-    """Return what runs read from a folder, in pieces as ranks hold them: weights, and moments.
+    """Return the weights and moments that a run reads from a folder, in pieces as of ranks.
 
-    A moment is under the name of its weight, behind its kind.
+    The key of a moment is its kind and the name of its weight.
     """
     folder, base, exchange = Path(task.folder), base_shape(model), SingleRankCommunicator()
     specs = {spec.name: spec for spec in (*parameters(model), *router_biases(base))}
@@ -350,7 +353,7 @@ def _import(task: ExportTask, model: ModelShape) -> dict[str, torch.Tensor]:
 
 
 def _in_pieces(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[Shard]]:
-    """Return shards of tensors that ranks cut along every dim, as views of them."""
+    """Return views of tensors that are cut along every dim, as shards of ranks."""
     found: dict[str, list[Shard]] = {}
     for name, tensor in tensors.items():
         cuts = [(slice(0, size // 3), slice(size // 3, size)) for size in tensor.shape]
@@ -390,7 +393,7 @@ def _run(
     resume: str | None,
     observer: StateObserver | None = None,
 ) -> None:
-    noted = observer or WholeRunObserver()
+    reporter = observer or WholeRunObserver()
     task = RankTask(
         job=job,
         run_dir=str(folder / f"run-{number}"),
@@ -398,17 +401,17 @@ def _run(
         observer=f"{__name__}:{WholeRunObserver.__name__}",
         resume=resume,
     )
-    loop = TrainLoop(_in_small_pieces(context), task, noted)
+    loop = TrainLoop(_in_small_pieces(context), task, reporter)
     if observer is not None:
         observer.watch(loop.engine)
     try:
         loop.run()
         loop.engine.model.gathering.settle()
     finally:
-        # Of a run that ends with an error, too, the steps before it are told.
+        # A run that an error ends also reports its steps.
         path = folder / f"run-{number}-rank-{context.rank:04d}.json"
         part = path.with_suffix(".part")
-        part.write_text(json.dumps(noted.told), encoding="utf-8")
+        part.write_text(json.dumps(reporter.reports), encoding="utf-8")
         part.rename(path)
         loop.engine.close()
 

@@ -68,11 +68,11 @@ class TrainedRuns:
         saved = self._folder / model
         given: list[dict[str, Any]] = []
 
-        def run_ranks(target: str, argument: Any, count: int, **rest: Any) -> None:
+        def run_ranks(target: str, argument: Any, count: int, **named: Any) -> None:
             if target == OUR_TRAINER.export:
                 copytree(argument["folder"], saved)
                 given.append(argument)
-            self._pool.run(target, argument, count, **rest)
+            self._pool.run(target, argument, count, **named)
 
         made: list[RunExports] = []
         with pytest.MonkeyPatch.context() as patch:

@@ -85,8 +85,8 @@ def rows_behind_a_block_come_from_before_it(patch: pytest.MonkeyPatch) -> None:
     """Merge adapters into rows of which each block but the first begins one too early."""
     window = export._window
 
-    def early(first: int, *rest: Any) -> Any:
-        return window(max(first - 1, 0), *rest)
+    def early(first: int, *args: Any) -> Any:
+        return window(max(first - 1, 0), *args)
 
     patch.setattr(export, "_window", early)
 
@@ -111,11 +111,11 @@ def imported_rows_have_another_order(patch: pytest.MonkeyPatch) -> None:
     right = whole_run.find_weights
 
     def turned(*args: Any) -> Any:
-        found = right(*args)
+        weights = right(*args)
         name = "layers.0.attention.k.weight"
-        stored, source = found.sources[name]
+        stored, source = weights.sources[name]
         source = replace(source, order=RotaryPairs(period=6, start=0))
-        return replace(found, sources={**found.sources, name: (stored, source)})
+        return replace(weights, sources={**weights.sources, name: (stored, source)})
 
     patch.setattr(whole_run, "find_weights", turned)
 

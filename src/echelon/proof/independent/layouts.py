@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense models as torchtitan and Megatron-core have them in a checkpoint, written down from theirs.
+"""Dense models in checkpoints of torchtitan and Megatron-core, written down from their sources.
 
 torchtitan's Llama 3 turns neighbours of a head: dims (2 i, 2 i + 1) are the pair that turns here
 with dims (i, i + half). Qwen 3, which has norms of heads, turns halves. Megatron-core's GPTModel
 stacks all layers in one tensor; `linear_qkv` has, for each key/value head, the rows of its query
-heads, then of the key, then of the value; `linear_fc1` has the gate before what it gates; and a
+heads, then of the key, then of the value; `linear_fc1` has the gate, then the up projection; and a
 norm belongs to the linear layer that reads it (Transformer Engine).
 
 Shape suffixes: L layers, R rows, D hidden.
@@ -24,10 +24,10 @@ _Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLayout:
-    """Hold a layout of the weights of a dense decoder with RMSNorm."""
+    """A layout of the weights of a dense decoder with RMSNorm."""
 
     weights: Callable[[ModelShape, _Tensors], dict[str, torch.Tensor]]
-    """Weights by our names; KeyError or RuntimeError where the stored tensors do not fit."""
+    """Weights by our names; KeyError or RuntimeError if the stored tensors do not fit."""
 
     def has(self, model: ModelShape) -> bool:
         """True if the weights of a model can be read."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trained weights as other libraries read them: exports, logits, and imports.
+"""Exports of trained weights: their logits in other libraries, and their imports.
 
 The trainer writes its last checkpoint in every format that the model has, with small files, and
 adapters merged a few rows at a time. transformers reads folders with its own names, and the
 independent implementation all others (`proof/independent/layouts.py`); a row of text must give the
-logits of the weights that one device has trained. Then each folder is read as a run reads it that
-starts from it, and every tensor compared.
+logits of the weights that one device has trained. Then each folder is read as by a run that starts
+from it, and every tensor compared.
 
 Shape suffixes: B sequences, T positions, V vocabulary, R rows, C columns.
 """
@@ -53,15 +53,15 @@ _IMPORTED = "weights that a run reads from each export"
 _OWN, _HUB = "echelon", "hf"
 _UNIVERSAL = "deepspeed"
 _ROUNDED = 1e-9
-"""How much further than to the nearest number an element may be rounded, relative to that."""
+"""Allowed distance beyond the nearest number of a dtype, relative to it."""
 
 _LOGITS = 64
-"""How much further logits may be off than the rounded weights that give them."""
+"""Allowed error of logits over the allowed error of the rounded weights that give them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """Hold the format of a folder, the family whose names its tensors have, and their dtype."""
+    """The format of a folder, the family whose names its tensors have, and their dtype."""
 
     to: str
     model_type: str | None = None
@@ -83,9 +83,9 @@ class Export:
 
 
 def has_own_layout(model: ModelShape) -> bool:
-    """True if a family of transformers lays weights of this model out otherwise.
+    """True if a family of transformers has another layout of this model's weights.
 
-    It fuses or transposes them, has their rows in another order, or keeps them less an offset.
+    It fuses or transposes them, has their rows in another order, or subtracts an offset.
     """
     base = base_shape(model)
     try:
@@ -161,7 +161,7 @@ def _as_read(plan: Plan) -> Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunExports:
-    """Hold the exports of a run in `folder`, and the same run on one device."""
+    """The exports of a run in `folder`, and the same run on one device."""
 
     plan: Plan
     exports: Sequence[Export]
@@ -240,7 +240,7 @@ class RunExports:
             return FolderModel(folder, state).logits(self.tokens)
         weights = own_weights(export, self.base, read_tensors(folder))
         biases = {
-            block: weights.get(router_bias_name(block), one) for block, one in self.biases.items()
+            block: weights.get(router_bias_name(block), bias) for block, bias in self.biases.items()
         }
         return logits_of(text_run(_as_read(self.plan), weights, biases, self.tokens))
 
@@ -326,11 +326,11 @@ class RunExports:
     def _named_biases(self) -> dict[str, torch.Tensor]:
         """Return the biases of routers that a model keeps, by name."""
         names = {spec.name for spec in router_biases(self.base)}
-        named = {router_bias_name(block): one for block, one in self.biases.items()}
-        return {name: one for name, one in named.items() if name in names}
+        named = {router_bias_name(block): bias for block, bias in self.biases.items()}
+        return {name: bias for name, bias in named.items() if name in names}
 
     def _cause(self, export: Export, folder: Path) -> tuple[str, str]:
-        """Return the first tensor of an export that is wrong, and how; the first part, if none."""
+        """Return the first wrong tensor of an export and its mistake; if none, the first part."""
         model: FolderModel | None = None
         try:
             stored = read_tensors(folder)
@@ -367,8 +367,8 @@ def _allowed(export: Export) -> float:
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of a folder, read by the libraries whose formats these are.
 
-    Files of safetensors, with or without an index; a universal folder of DeepSpeed; and what
-    torch.distributed.checkpoint or Megatron-core's torch_dist saves.
+    Files of safetensors, with or without an index; a universal folder of DeepSpeed; a checkpoint of
+    torch.distributed.checkpoint or of Megatron-core's torch_dist.
     """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -390,9 +390,9 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
 
     metadata: Mapping[str, Any] = FileSystemReader(saved).read_metadata().state_dict_metadata
     state: dict[str, Any] = {
-        key: torch.empty(one.size, dtype=one.properties.dtype)
-        for key, one in metadata.items()
-        if isinstance(one, TensorStorageMetadata)
+        key: torch.empty(entry.size, dtype=entry.properties.dtype)
+        for key, entry in metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
     }
     with warnings.catch_warnings(action="ignore", category=UserWarning):  # one process is meant
         load(state, storage_reader=FileSystemReader(saved), no_dist=True)

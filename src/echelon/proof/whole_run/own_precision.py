@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trainer in the run's own precision: overflows at known steps, and resumes between them.
 
-The trainer takes a few steps of the shrunk plan, and from each of some checkpoints the rest of them
-once more, under the same layout. Nothing depends on rounding: a resume restores every number of its
-checkpoint, and the steps after it have the same bits. A number that is not finite is put into a
-gradient of some steps: infinity or no number, of the first parameter, the last, or between. The
-independent rule gives the scale of each step (`proof/independent/optimizers.py`).
-Its window is so short that the scale grows between two overflows, after a resume, and it falls so
-far that its least value holds it.
+The trainer takes a few steps of the shrunk plan, and resumes from some of their checkpoints under
+the same layout. Nothing depends on rounding: a resume restores every number of its checkpoint, and
+the steps after it have the same bits. A gradient of some steps gets an infinite number or NaN, in
+the first parameter, the last, or one between. The independent rule gives the scale of each step
+(`proof/independent/optimizers.py`). Its window is so short that the scale grows between two
+overflows, after a resume, and its floor so high that it stops a fall. At the end a run starts from
+exported weights.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ from echelon.core.rulebook.prove import (
     PROVE_TRAINER_SCALE,
 )
 from echelon.core.rulebook.run import LOSS_NOT_FINITE
-from echelon.proof.causes.finding import Diagnosis, ProofFinding
 from echelon.proof.claims.checks import Check, exact_check
-from echelon.proof.claims.claims import ClaimResult, first_failure, judged
+from echelon.proof.claims.claims import ClaimResult, judged
 from echelon.proof.claims.tolerance import is_low
 from echelon.proof.independent.fp8 import TABLE, TABLE_E5M2, fitting
 from echelon.proof.independent.optimizers import ScaleOfLoss
@@ -40,7 +39,13 @@ from echelon.proof.replays.runs import RankRunner
 from echelon.proof.run import offloaded_to
 from echelon.proof.shrink import shrink
 from echelon.proof.verdict import ProofPass
-from echelon.proof.whole_run.one_device import events_of_runs, texts_for, with_bytes
+from echelon.proof.whole_run.one_device import (
+    equal_check,
+    events_of_runs,
+    pass_of,
+    texts_for,
+    with_bytes,
+)
 
 WRITE_DATA = "echelon.training.whole_run:write_data"
 RESUME = "echelon.training.whole_run:train_and_resume"
@@ -76,13 +81,11 @@ def own_precision_pass(plan: Plan, *, run_ranks: RankRunner, train: str = RESUME
     texts, mesh = texts_for(small), small.mesh
     with tempfile.TemporaryDirectory(prefix="echelon-prove-") as folder:
         argument = {
-            "folder": folder,
-            "texts": [*texts.training, *texts.validation],
+            **texts.argument(folder),
             "plan": offloaded_to(small, folder).to_json(),
             "num_steps": NUM_STEPS,
             "saved_after": list(SAVED_AFTER),
             "overflows": list(overflows_of(small)),
-            "validation_fraction": texts.validation_fraction,
             "validation_batches": 1,
             "exported": exported_in(small),
         }
@@ -93,27 +96,21 @@ def own_precision_pass(plan: Plan, *, run_ranks: RankRunner, train: str = RESUME
         runs = events_of_runs(Path(folder), 1 if ended else count, len(labels))
     precision = small.mathematics.precision
     claims = _claims(small, runs, ended)
-    first, diagnosis = first_failure(claims), None
-    if first is not None:
-        claim, failure = first
-        finding = ProofFinding("", f"after {failure.step} steps: {failure.detail}")
-        diagnosis = Diagnosis.of(claim, failure, finding, claim.statement)
-    name = precision.parameters + ", fp8" * precision.is_fp8
-    return ProofPass(precision=name, claims=claims, diagnosis=diagnosis)
+    return pass_of(precision.parameters + ", fp8" * precision.is_fp8, claims, "after {} steps")
 
 
 def exported_in(plan: Plan) -> DType | None:
-    """The dtype of exported weights that a run of `plan` begins with; None where it has others.
+    """Dtype of the exported weights that a run starts from; None for adapters and islands.
 
-    Adapters are merged into what is exported, and islands go on from weights of their own.
+    An export has merged adapters, and islands continue from weights of their own.
     """
     numbers = plan.mathematics
-    alone = numbers.model.lora is not None or numbers.local_sgd.active
-    return None if alone else numbers.precision.master
+    without = numbers.model.lora is not None or numbers.local_sgd.active
+    return None if without else numbers.precision.master
 
 
 def _ended(run: Callable[[], object]) -> str:
-    """Why the ranks end the run at numbers that are not finite; empty if they do not."""
+    """Error by which an overflow ends the run; empty for a complete run."""
     try:
         run()
     except EchelonError as error:
@@ -178,7 +175,7 @@ def predicted_scales(plan: Plan) -> list[float]:
 
 
 def _scale_checks(plan: Plan, run: _Run, ended: str = "") -> Iterator[Check]:
-    """Compare the scale and the decision of each step; `ended` says why a step ended the run."""
+    """Compare the scale and the decision of each step; `ended` is the error that ends the run."""
     scales, overflows = predicted_scales(plan), overflows_of(plan)
     for rank, events in enumerate(run):
         if ended and not events:
@@ -191,12 +188,12 @@ def _scale_checks(plan: Plan, run: _Run, ended: str = "") -> Iterator[Check]:
                 break
             for key, right in (("loss_scale", scales[step]), ("skipped", step in overflows)):
                 subject = f"{key.replace('_', ' ')} on rank {rank}"
-                yield _same(step, subject, event.get(key), right, rank)
+                yield equal_check(step, subject, event.get(key), right, rank)
         states = {event["step"]: event["state"] for event in events if event["kind"] == "state"}
         last = states.get(NUM_STEPS, {}).get("loss_scale.value")
         if not ended:
-            yield _same(NUM_STEPS, f"last loss scale on rank {rank}", last, scales[-1], rank)
-        # Islands meet after a skipped step as after any other.
+            yield equal_check(NUM_STEPS, f"last loss scale on rank {rank}", last, scales[-1], rank)
+        # Islands synchronize after a skipped step as after any other.
         for step in overflows if not plan.mathematics.local_sgd.active else ():
             if not {step, step + 1} <= states.keys():
                 break
@@ -205,7 +202,7 @@ def _scale_checks(plan: Plan, run: _Run, ended: str = "") -> Iterator[Check]:
 
 
 def _without_scales(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries that a skipped step leaves alone."""
+    """The entries that a skipped step does not change."""
     return {
         name: value
         for name, value in state.items()
@@ -214,7 +211,7 @@ def _without_scales(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fp8_checks(plan: Plan, runs: Sequence[_Run]) -> Iterator[Check]:
-    """Compare what scales of whole tensors look back on, and which they are."""
+    """Compare the history of scales of whole tensors, and the scales, with the rule."""
     precision = plan.mathematics.precision
     of_gradients = TABLE_E5M2 if precision.fp8_gradients == "e5m2" else TABLE
     for rank, events in enumerate(runs[0]):
@@ -234,14 +231,14 @@ def _fp8_checks(plan: Plan, runs: Sequence[_Run]) -> Iterator[Check]:
             for place, (kind, table) in enumerate(tables.items()):
                 subject = f"scales of {kind} in 8 bits on rank {rank}"
                 scales = fitting(largest[place].double(), table).tolist()
-                yield _same(step, subject, state["fp8_scales.scales"][place], scales, rank)
+                yield equal_check(step, subject, state["fp8_scales.scales"][place], scales, rank)
 
 
 def _start_checks(plan: Plan, trained: _Run, started: _Run) -> Iterator[Check]:
-    """Compare what a run starts with from an export with the end of the run that wrote it.
+    """Compare the start of a run from exported weights with the end of the run that wrote them.
 
-    Its validation is the same, too, unless it also depends on what an export has not: scales of
-    whole tensors, and biases of routers.
+    The validation losses are equal, too, except with scales of whole tensors or biases of routers,
+    which an export does not have.
     """
     numbers = plan.mathematics
     biased = numbers.model.experts is not None and numbers.balance.has_bias
@@ -249,17 +246,17 @@ def _start_checks(plan: Plan, trained: _Run, started: _Run) -> Iterator[Check]:
         last = [one["state"] for one in trained[rank] if one["kind"] == "state"][-1]
         for position, (name, value) in enumerate(events[0]["state"].items()):
             if name.startswith("parameters "):
-                yield _same(0, f"{name} on rank {rank}", value, last.get(name), position)
+                yield equal_check(0, f"{name} on rank {rank}", value, last.get(name), position)
         if not (biased or numbers.precision.has_tensor_scales):
             losses = [
                 next(one["loss"] for one in run if one["kind"] == "validation")
                 for run in (events, trained[rank][::-1])
             ]
-            yield _same(0, f"validation loss on rank {rank}", losses[0], losses[1], rank)
+            yield equal_check(0, f"validation loss on rank {rank}", losses[0], losses[1], rank)
 
 
 def _restored_checks(runs: Sequence[_Run]) -> Iterator[Check]:
-    """Compare what a run has when it was resumed with what was there when it was saved."""
+    """Compare the state of a resumed run with the state that was saved."""
     for step, resumed in zip(SAVED_AFTER, runs[1:], strict=True):
         for rank, events in enumerate(resumed):
             saved = next(
@@ -282,7 +279,7 @@ def _step_checks(runs: Sequence[_Run]) -> Iterator[Check]:
                 elif event["kind"] == "step":
                     for key, value in event.items():
                         subject = f"{key.replace('_', ' ')} on rank {rank}"
-                        yield _same(step, subject, value, right["step", step][key], rank)
+                        yield equal_check(step, subject, value, right["step", step][key], rank)
 
 
 def _state_checks(
@@ -290,16 +287,4 @@ def _state_checks(
 ) -> Iterator[Check]:
     for position, name in enumerate(sorted({*state, *right})):
         subject = f"{name} on rank {rank}"
-        yield _same(step, subject, state.get(name), right.get(name), position)
-
-
-def _same(step: int, subject: str, value: Any, right: Any, position: int) -> Check:
-    # As text two numbers that are none are the same.
-    differs = value != right and f"{value}" != f"{right}"
-    problem = f"{_short(value)} instead of {_short(right)}" * differs
-    return exact_check(step, subject, problem, position)
-
-
-def _short(value: Any) -> str:
-    text = "nothing" if value is None else f"{value}"
-    return text if len(text) <= 60 else f"{text[:57]}..."
+        yield equal_check(step, subject, state.get(name), right.get(name), position)
