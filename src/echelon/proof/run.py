@@ -201,9 +201,9 @@ def same_dtypes(one: Precision, other: Precision) -> bool:
 
 
 def without_8_bits(plan: Plan) -> Plan:
-    """Return a plan whose products are of the dtype of its parameters, which are not rounded.
+    """Return the plan without codes of 8 bits: in matmuls, gathers, and messages of islands.
 
-    Nor is what islands send: a number in the middle of two codes may become either.
+    A number in the middle of two codes may become either of them.
     """
     precision = replace(plan.mathematics.precision, matmul="parameters", int8_block=0)
     layout = replace(plan.layout, zero=replace(plan.layout.zero, gather="parameters"))

@@ -356,8 +356,8 @@ def small_kinds(shape: ModelShape, layers: int) -> tuple[LayerKind, ...]:
 def small_stretch(plan: Plan, sequence_length: int, width: int) -> RopeScaling | None:
     """Return a stretch of a small model: with a divisor for each frequency that it has left.
 
-    Sequences that were longer than the original positions are so still. Of llama3 the second
-    frequency is a blend, as those of a wide head are that are neither low nor high.
+    Sequences that were longer than the original positions are so still. The second
+    frequency of llama3 is a blend of a low and a high frequency.
     """
     scaling = plan.model.rope_scaling
     if scaling is None or scaling.kind not in ("longrope", "llama3"):

@@ -334,17 +334,17 @@ def _import(task: ExportTask, model: ModelShape) -> dict[str, torch.Tensor]:
     if task.adapters:
         text = adapter_config(model, hub_config(base).architecture)
         (folder / ADAPTER_CONFIG).write_text(text, encoding="utf-8")
-        found = find_adapters(folder, model)
+        files = find_adapters(folder, model)
     else:
         write_config(task, {})
-        found = find_weights(folder, base)
+        files = find_weights(folder, base)
     values = {
         kind: {name: torch.zeros(specs[name].shape, dtype=torch.float64) for name in places}
-        for kind, places in {"": found.sources, **found.moments}.items()
+        for kind, places in {"": files.sources, **files.moments}.items()
     }
     cut = {kind: _in_pieces(of_kind) for kind, of_kind in values.items()}
-    load_weights(found, cut.pop(""), exchange, PROOF_PIECES)
-    load_moments(found, cut, exchange, PROOF_PIECES)
+    load_weights(files, cut.pop(""), exchange, PROOF_PIECES)
+    load_moments(files, cut, exchange, PROOF_PIECES)
     return {
         f"{kind} {name}".strip(): value
         for kind, of_kind in values.items()
@@ -354,20 +354,20 @@ def _import(task: ExportTask, model: ModelShape) -> dict[str, torch.Tensor]:
 
 def _in_pieces(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[Shard]]:
     """Return views of tensors that are cut along every dim, as shards of ranks."""
-    found: dict[str, list[Shard]] = {}
+    shards: dict[str, list[Shard]] = {}
     for name, tensor in tensors.items():
         cuts = [(slice(0, size // 3), slice(size // 3, size)) for size in tensor.shape]
-        found[name] = [
+        shards[name] = [
             Shard(
                 name=name,
                 global_shape=tuple(tensor.shape),
-                offset=tuple(one.start for one in place),
+                offset=tuple(part.start for part in place),
                 tensor=tensor[place],
                 primary=True,
             )
             for place in product(*cuts)
         ]
-    return found
+    return shards
 
 
 def _job(plan: Plan, argument: Mapping[str, Any]) -> Job:

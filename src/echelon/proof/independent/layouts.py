@@ -112,8 +112,8 @@ def joined_ranks(ranks: Mapping[tuple[int, int], _Tensors]) -> dict[str, torch.T
         parts = [ranks[place] for place in sorted(ranks) if place[0] == stage]
         # Layers of a stage are numbered from 0.
         for key in sorted(parts[0], key=_layer_of):
-            prefix, _, rest = key.partition("layers.")
-            name = f"{prefix}layers.{rest.partition('.')[2]}" if rest else key
+            prefix, _, path = key.partition("layers.")
+            name = f"{prefix}layers.{path.partition('.')[2]}" if path else key
             tensors.setdefault(name, []).append(_joined(key, [part[key] for part in parts]))
     return {
         key: torch.stack(found) if "layers." in key else found[0] for key, found in tensors.items()
@@ -121,8 +121,8 @@ def joined_ranks(ranks: Mapping[tuple[int, int], _Tensors]) -> dict[str, torch.T
 
 
 def _layer_of(key: str) -> int:
-    rest = key.partition("layers.")[2]
-    return int(rest.partition(".")[0]) if rest else -1
+    path = key.partition("layers.")[2]
+    return int(path.partition(".")[0]) if path else -1
 
 
 def _joined(key: str, parts: list[torch.Tensor]) -> torch.Tensor:
@@ -130,7 +130,7 @@ def _joined(key: str, parts: list[torch.Tensor]) -> torch.Tensor:
     if key.endswith(("linear_proj.weight", "linear_fc2.weight")):
         return torch.cat(parts, dim=1)
     if key.endswith("linear_fc1.weight"):
-        # Each rank has a part of the gate, and below it one of what it gates.
+        # Each rank has rows of the gate above the same rows of the up projection.
         halves = [part.chunk(2) for part in parts]
         return torch.cat([half[place] for place in range(2) for half in halves])
     if key.endswith(("linear_qkv.weight", "word_embeddings.weight", "output_layer.weight")):

@@ -130,12 +130,12 @@ def _has_adapters_apart(model: ModelShape) -> bool:
     Of PyTorch's linear layers PEFT merges by adapter_config.json alone.
     """
     architecture = hub_config(base_shape(model)).architecture
-    parts = [one for each in folder_tensors(base_shape(model), architecture) for one in each.parts]
+    tensors = folder_tensors(base_shape(model), architecture)
     try:
         adapter_tensors(model, architecture)
     except ConfigError:
         return False
-    return not any(source.transposed for _, source in parts)
+    return not any(source.transposed for tensor in tensors for _, source in tensor.parts)
 
 
 def why_not_read(plan: Plan) -> str:
@@ -258,7 +258,7 @@ class RunExports:
             yield exact_check(0, f"{export.name}: {name}", problem, position)
 
     def _adapter_checks(self, export: Export, folder: Path, position: int) -> Iterator[Check]:
-        """Compare what PEFT would add to each tensor of the model: s B A of its layer."""
+        """Compare each weight of the model plus s B A of its layer, as PEFT adds them."""
         config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
         stored = load_file(folder / "adapter_model.safetensors")
         scale = config["lora_alpha"] / config["r"] ** (0.5 if config["use_rslora"] else 1.0)
@@ -270,10 +270,10 @@ class RunExports:
         )
         for name, right in merged_model.items():
             layer = name.removesuffix(".weight")
-            factors = [stored.get(f"base_model.model.{layer}.lora_{one}.weight") for one in "AB"]
+            factors = [stored.get(f"base_model.model.{layer}.lora_{side}.weight") for side in "AB"]
             added = torch.zeros_like(right)
             if layer.rpartition(".")[2] in config["target_modules"] and None not in factors:
-                a_RC, b_RR = (one.double() for one in factors if one is not None)
+                a_RC, b_RR = (factor.double() for factor in factors if factor is not None)
                 added = scale * b_RR @ a_RC
             error = relative_error(plain[name] + added, right, FLOOR)
             detail = ""
@@ -303,14 +303,14 @@ class RunExports:
                 yield Check(0, subject, error, allowed=allowed, detail=detail, position=position)
 
     def _moments(self) -> dict[str, torch.Tensor]:
-        """Return the means of clipped gradients and of their squares that AdamW keeps.
+        """Return AdamW's means of clipped gradients and of their squares; empty without them.
 
-        None are written of adapters, nor of islands, whose optimizers differ.
+        No export has the moments of adapters or islands.
         """
         optimizer = self.plan.mathematics.optimizer
         if optimizer.kind != "adamw" or self.plan.model.lora or len(self.right.islands) > 1:
             return {}
-        found = {
+        moments = {
             f"{kind} {name}": torch.zeros_like(weight)
             for kind in ("exp_avg", "exp_avg_sq")
             for name, weight in self.weights.items()
@@ -319,9 +319,9 @@ class RunExports:
             clip = optimizer.clip_norm or step.grad_norm
             for name, gradient in step.gradients.items():
                 clipped = gradient * min(1.0, clip / step.grad_norm)
-                found[f"exp_avg {name}"].lerp_(clipped, 1 - optimizer.beta1)
-                found[f"exp_avg_sq {name}"].lerp_(clipped.square(), 1 - optimizer.beta2)
-        return found
+                moments[f"exp_avg {name}"].lerp_(clipped, 1 - optimizer.beta1)
+                moments[f"exp_avg_sq {name}"].lerp_(clipped.square(), 1 - optimizer.beta2)
+        return moments
 
     def _named_biases(self) -> dict[str, torch.Tensor]:
         """Return the biases of routers that a model keeps, by name."""

@@ -102,7 +102,7 @@ def own_precision_pass(plan: Plan, *, run_ranks: RankRunner, train: str = RESUME
 def exported_in(plan: Plan) -> DType | None:
     """Dtype of the exported weights that a run starts from; None for adapters and islands.
 
-    An export has merged adapters, and islands continue from weights of their own.
+    An export has merged adapters, and each island has other weights.
     """
     numbers = plan.mathematics
     without = numbers.model.lora is not None or numbers.local_sgd.active
@@ -216,7 +216,7 @@ def _fp8_checks(plan: Plan, runs: Sequence[_Run]) -> Iterator[Check]:
     of_gradients = TABLE_E5M2 if precision.fp8_gradients == "e5m2" else TABLE
     for rank, events in enumerate(runs[0]):
         before: list[Any] = []
-        for event in (one for one in events if one["kind"] == "state"):
+        for event in (event for event in events if event["kind"] == "state"):
             step, state = event["step"], event["state"]
             history, weights = (state[f"fp8_scales.{name}"] for name in ("history", "weights"))
             right = [*before, *history[-1:]][-precision.fp8_history :]
@@ -243,13 +243,13 @@ def _start_checks(plan: Plan, trained: _Run, started: _Run) -> Iterator[Check]:
     numbers = plan.mathematics
     biased = numbers.model.experts is not None and numbers.balance.has_bias
     for rank, events in enumerate(started):
-        last = [one["state"] for one in trained[rank] if one["kind"] == "state"][-1]
+        last = [event["state"] for event in trained[rank] if event["kind"] == "state"][-1]
         for position, (name, value) in enumerate(events[0]["state"].items()):
             if name.startswith("parameters "):
                 yield equal_check(0, f"{name} on rank {rank}", value, last.get(name), position)
         if not (biased or numbers.precision.has_tensor_scales):
             losses = [
-                next(one["loss"] for one in run if one["kind"] == "validation")
+                next(event["loss"] for event in run if event["kind"] == "validation")
                 for run in (events, trained[rank][::-1])
             ]
             yield equal_check(0, f"validation loss on rank {rank}", losses[0], losses[1], rank)

@@ -315,9 +315,8 @@ def outdated_parameter_variants(evidence: PlanEvidence, oracle: OracleStep) -> I
 def permuted_slice_variants(plan: Plan, oracle: OracleStep) -> Iterator[Variant]:
     """Return the forward passes of `oracle` whose ranks gather slices in another order.
 
-    All buckets of which ranks keep slices alone are, but those of experts, or those of them that
-    travel as codes. Each rank takes the slice of the one before it, or so on, or two take each
-    other's.
+    This happens to every sliced bucket without experts, or to every bucket of codes. The slices are
+    rotated, or two slices are exchanged.
     """
     degree = shard_degree(plan)
     if degree == 1 or plan.mesh.tp > 1:
@@ -337,17 +336,18 @@ def permuted_slice_variants(plan: Plan, oracle: OracleStep) -> Iterator[Variant]
                 travels = not codes or bucket.int8_blocks or bucket.fp8_squares
                 if not bucket.sliced or bucket.expert or not travels:
                     continue
-                whole = torch.zeros(bucket.num_elements, dtype=torch.float64)
+                flat = torch.zeros(bucket.num_elements, dtype=torch.float64)
                 slots = slot_ranges(plan, bucket, specs)
                 for slot in slots:
-                    whole[slot.start : slot.stop] = oracle.before[slot.spec.name].flatten()
-                moved = whole.view(degree, -1)[order].flatten()
+                    flat[slot.start : slot.stop] = oracle.before[slot.spec.name].flatten()
+                moved = flat.view(degree, -1)[order].flatten()
                 for slot in slots:
                     name = slot.spec.name
                     values[name] = moved[slot.start : slot.stop].view_as(oracle.before[name])
         first, other = next((i, j) for i, j in enumerate(order) if i != j)
         axis = shard_axis(plan)
-        says = f"{axis} {other}'s slice is taken for that of {axis} {first} where ranks gather"
+        says = f"the slice of {axis} {other} is gathered in the place of {axis} {first}: "
+        says += "slices are permuted"
         yield Variant(ProofFinding("slices permuted", says, axis), values=values)
 
 
