@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ import torch
 from echelon.parallel.offload.host_memory import storage_key
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.storage.buckets import Bucket
+from echelon.rehearsal.memory import wrapped
 from echelon.rehearsal.order import OTHER_DATA
 from echelon.schedule.action import Action
 from echelon.schedule.messages import Payload, message_name
@@ -131,25 +133,21 @@ class DataNames:
             place = f"{name.text}, from element {name.offset + first:,}"
             self._tell(OTHER_DATA, f"the slice of {called} is {data}, and its place {place}")
 
-    @contextmanager
-    def following(self, executor: PipelineExecutor) -> Iterator[None]:
+    def following(self, executor: PipelineExecutor) -> AbstractContextManager[None]:
         """Note the messages that actions of a pipeline make; report inputs that are others."""
-        names: Any = executor
-        forward, backward = names._forward, names._backward
 
-        def run_forward(state: Any, action: Action, x_ND: Any, *args: Any) -> Any:
-            self._used(action, x_ND, Payload.ACTIVATION, -1)
-            return self._made(action, forward(state, action, x_ND, *args), Payload.ACTIVATION, 1)
+        def run(
+            payload: Payload, ahead: int, pass_: Any, state: Any, action: Action, *x: Any
+        ) -> Any:
+            self._used(action, x[0], payload, -ahead)
+            return self._made(action, pass_(state, action, *x), payload, ahead)
 
-        def run_backward(state: Any, action: Action, dy_ND: Any) -> Any:
-            self._used(action, dy_ND, Payload.GRADIENT, 1)
-            return self._made(action, backward(state, action, dy_ND), Payload.GRADIENT, -1)
-
-        names._forward, names._backward = run_forward, run_backward
-        try:
-            yield
-        finally:
-            del names._forward, names._backward
+        return wrapped(
+            [
+                (executor, "_forward", partial(run, Payload.ACTIVATION, 1)),
+                (executor, "_backward", partial(run, Payload.GRADIENT, -1)),
+            ]
+        )
 
     def _used(self, action: Action, x_ND: Any, payload: Payload, ahead: int) -> None:
         """Compare the input that an action is given with the input that it needs."""
