@@ -289,12 +289,10 @@ NO_PIECES = {
     "parallel/kernels/norm_swiglu_triton.py": {"_THREAD_ELEMENTS", "TILE_ELEMENTS", "_COLUMNS"},
     "parallel/kernels/rotary_triton.py": {"_BLOCK_ELEMENTS"},
     "parallel/kernels/update_triton.py": {"ELEMENTS"},
-    # Text of users is read before there are ranks: a proof writes its own.
+    # What is compared with records whatever its pieces are.
     "training/data/dataset.py": {"_PIECE"},
     "training/data/index.py": {"DOCUMENT_BYTES", "TOKEN_BYTES"},
     "training/data/look.py": {"_PIECE"},
-    "training/data/prepare.py": {"_BATCH_BYTES", "_BATCH_CHUNKS"},
-    "training/data/records.py": {"CHUNK_BYTES", "_ROWS"},
     "training/data/tokenizer.py": {"BYTES_VOCABULARY"},
     "training/data/urls.py": {"_PIECE_BYTES"},
     "training/data/writer.py": {"_BLOCK"},

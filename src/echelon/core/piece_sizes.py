@@ -61,6 +61,12 @@ class PieceSizes:
     """Bytes of the rows into which adapters are merged at once, and of the added rows."""
     compared_bytes: int = 8 * 2**20
     """Bytes of two copies of a tensor in files that are compared at a time."""
+    text_bytes: int = 2**20
+    """Bytes of a text that are read and encoded at a time, and what is left of their last line."""
+    record_rows: int = 1024
+    """Rows of a Parquet or Arrow file that are read at a time, and texts that are encoded."""
+    shard_tokens: int = 2**27
+    """Tokens of a file of prepared data, at the most."""
     muon_buckets: int = 4
     """Buckets of Muon whose pieces or results are on their way at a time."""
     muon_results: int = 2
@@ -90,6 +96,9 @@ PROOF_PIECES = PieceSizes(
     buffer_bytes=400,
     merged_bytes=800,
     compared_bytes=400,
+    text_bytes=5000,
+    record_rows=7,
+    shard_tokens=19_999,
     muon_buckets=2,
     muon_results=1,
 )

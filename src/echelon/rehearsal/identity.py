@@ -65,6 +65,7 @@ class DataNames:
         self._buckets: Sequence[Bucket] = ()
         self._messages: dict[int, tuple[weakref.ref[Any], str]] = {}
         self._copies: dict[int, _Copy] = {}
+        self._running: Action | None = None
 
     def follow(self, buckets: Sequence[Bucket]) -> None:
         """Know parameters and gradients by their buckets, whose memory comes and goes."""
@@ -136,18 +137,33 @@ class DataNames:
     def following(self, executor: PipelineExecutor) -> AbstractContextManager[None]:
         """Note the messages that actions of a pipeline make; report inputs that are others."""
 
-        def run(
-            payload: Payload, ahead: int, pass_: Any, state: Any, action: Action, *x: Any
-        ) -> Any:
-            self._used(action, x[0], payload, -ahead)
-            return self._made(action, pass_(state, action, *x), payload, ahead)
+        def run_forward(forward: Any, state: Any, action: Action, x_ND: Any, *args: Any) -> Any:
+            self._used(action, x_ND, Payload.ACTIVATION, -1)
+            graphs = [*state.outputs.values()]
+            out_ND = self._made(action, forward(state, action, x_ND, *args), Payload.ACTIVATION, 1)
+            for graph in state.outputs.values():
+                if not any(graph is known for known in graphs):
+                    node = graph.grad_fn if isinstance(graph, torch.Tensor) else graph.node
+                    if node is not None:
+                        node.register_prehook(partial(self._runs_graph, action))
+            return out_ND
 
-        return wrapped(
-            [
-                (executor, "_forward", partial(run, Payload.ACTIVATION, 1)),
-                (executor, "_backward", partial(run, Payload.GRADIENT, -1)),
-            ]
-        )
+        def run_backward(backward: Any, state: Any, action: Action, dy_ND: Any) -> Any:
+            self._used(action, dy_ND, Payload.GRADIENT, 1)
+            self._running = action
+            dx_ND = backward(state, action, dy_ND)
+            self._running = None
+            return self._made(action, dx_ND, Payload.GRADIENT, -1)
+
+        return wrapped([(executor, "_forward", run_forward), (executor, "_backward", run_backward)])
+
+    def _runs_graph(self, made_by: Action, _: object) -> None:
+        """Compare the forward action of a graph with the backward action that runs it."""
+        action = self._running
+        if action is None:
+            return
+        if (action.stage, action.microbatch) != (made_by.stage, made_by.microbatch):
+            self._tell(OTHER_DATA, f"{action} runs the graph that {made_by} has left")
 
     def _used(self, action: Action, x_ND: Any, payload: Payload, ahead: int) -> None:
         """Compare the input that an action is given with the input that it needs."""

@@ -228,6 +228,7 @@ class RehearsedCopyStreams(CopyStreams):
     ) -> StreamEvent:
         """Return the mark of the end."""
         order, stream = self._order, f"{self._name} {direction}"
+        order.copies_on(stream)
         order.give(stream, *(mark.moment for mark in after if isinstance(mark, OrderedMark)))
         work = StreamWork(by=f"copy {direction} {self._name}", axis="host", at=where_in_package())
         for target, source in copies:
@@ -243,6 +244,10 @@ class RehearsedCopyStreams(CopyStreams):
         """Let kernels wait for a mark."""
         assert isinstance(mark, OrderedMark), "a mark of other streams"
         self._order.wait(COMPUTE, mark.moment)
+
+    def record_use(self, tensor: torch.Tensor) -> None:
+        """Let the allocator know the copies of a tensor."""
+        self._order.record_use(tensor)
 
 
 MISSING_WAIT, RELEASED_IN_FLIGHT = "missing-wait", "released-in-flight"

@@ -70,6 +70,11 @@ class SourceText:
         """Samples of the part: each token but the first is the label of one position."""
         return -(-(self.num_tokens - 1) // length)
 
+    def documents(self) -> Iterator[int]:
+        """Tokens of each document, as the part cuts it."""
+        inside = self.ends[bisect_right(self.ends, self.start) : bisect_left(self.ends, self.stop)]
+        yield from (last - first for first, last in pairwise([self.start, *inside, self.stop]))
+
     def split(self, fraction: float) -> tuple[SourceText, SourceText]:
         """The training part, and the part of about `fraction` that is held out."""
         wanted = round(self.num_tokens * fraction)
@@ -115,6 +120,7 @@ class Tokens:
 
     file: Path | None
     end: int
+    piece_bytes: int
 
     def inner(self, *, spelled: bool) -> Any:
         """The tokenizer; `spelled`: special tokens in a text become their ids."""
@@ -125,13 +131,25 @@ class Tokens:
         tokenizer.encode_special_tokens = not spelled
         return tokenizer
 
-    def of(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        """The ids of each text."""
+    def of(self, texts: Sequence[tuple[str, bool]]) -> Iterator[list[int]]:
+        """The ids of each text; a long one of a file of text is read in pieces."""
         if self.file is None:
-            yield from (list(text.encode()) for text in texts)
+            yield from (list(text.encode()) for text, _ in texts)
             return
         tokenizer = self.inner(spelled=False)
-        yield from (tokenizer.encode(text, add_special_tokens=False).ids for text in texts)
+        for text, is_file in texts:
+            pieces = self._pieces(text) if is_file else [text]
+            encoded = (tokenizer.encode(piece, add_special_tokens=False).ids for piece in pieces)
+            yield [token for ids in encoded for token in ids]
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        """A text in pieces of `piece_bytes`, each with what is left of its last line."""
+        left = text.encode()
+        while left:
+            line = left.find(b"\n", self.piece_bytes)
+            end = len(left) if line < 0 or len(left) <= self.piece_bytes else line + 1
+            yield left[:end].decode()
+            left = left[end:]
 
 
 def read_source(name: str, tokens: Tokens, *, chats: bool, max_bytes: int) -> SourceText:
@@ -153,14 +171,17 @@ def read_source(name: str, tokens: Tokens, *, chats: bool, max_bytes: int) -> So
 
 
 def _texts(name: str, tokens: Tokens, max_bytes: int) -> Iterator[tuple[list[int], list[bool]]]:
-    texts: list[str] = []
-    for text in (text for file in files_of(name) for text in _documents(file) if text):
-        encoded = text.encode()
-        texts.append(encoded[:max_bytes].decode(errors="ignore"))
-        max_bytes -= len(encoded)
+    texts: list[tuple[str, bool]] = []
+    for file in files_of(name):
+        for text in filter(None, _documents(file)):
+            if max_bytes > 0:
+                encoded = text.encode()
+                cut = encoded[:max_bytes].decode(errors="ignore")
+                texts.append((cut, _kind(file) not in _RECORDS))
+                max_bytes -= len(encoded)
         if max_bytes <= 0:
             break
-    for ids in tokens.of([text for text in texts if text]):
+    for ids in tokens.of([pair for pair in texts if pair[0]]):
         yield [*ids, tokens.end], []
 
 

@@ -16,11 +16,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+from zlib import crc32
+
+import numpy as np
 
 from echelon.config.job import DataSettings
 from echelon.core.messages.notes import PROGRESS
+from echelon.core.piece_sizes import PROOF_PIECES
 from echelon.core.plan import Plan
 from echelon.core.rulebook.prove import PROVE_DATA
 from echelon.core.serialize import to_json
@@ -42,11 +47,14 @@ MAX_BYTES = 2**20
 _PHASE_STEPS = 2  # steps of each phase of a mixture
 _SEARCHED = 4 * MAX_BYTES
 """Tokens of a part in which the tokens of a wrong row are looked for."""
+_STRETCH = 1000
+"""Tokens of a part that are compared together; no size of a file is a multiple of it."""
 _LEAST_HELD_OUT = 0.01  # of a source: a run may hold out less than a megabyte has
-_PARTS, _TRAINING, _VALIDATION = (
+_PARTS, _TRAINING, _VALIDATION, _TEXTS = (
     "tokens of each source, and of its held-out part",
     "rows that training reads: samples, tokens, labels, documents",
     "rows that validation reads",
+    "documents and tokens of both parts, from end to end",
 )
 
 
@@ -66,6 +74,8 @@ def data_pass(
             "data": to_json(excerpt),
             "length": plan.mathematics.sequence_length,
             "max_bytes": MAX_BYTES,
+            "most_tokens": _SEARCHED,
+            "stretch": _STRETCH,
         }
         run_ranks(deliver, argument, 1, labels=[""])
         delivered = json.loads((Path(folder) / "delivered.json").read_text(encoding="utf-8"))
@@ -74,6 +84,7 @@ def data_pass(
             judged(PROVE_DATA, _PARTS, list(run.part_checks())),
             judged(PROVE_DATA, _TRAINING, list(run.training_checks())),
             judged(PROVE_DATA, _VALIDATION, list(run.validation_checks())),
+            judged(PROVE_DATA, _TEXTS, list(run.text_checks())),
         )
     names = ", ".join(run.names)
     note = f"{names}: sequences of {run.length} tokens, from the first {MAX_BYTES:,} bytes"
@@ -135,7 +146,8 @@ class OwnData:
         if own is not None and self.data.tokenizer.startswith("bpe-"):
             tokenizer = own  # it was trained on these texts
         file = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
-        tokens = Tokens(file=None if own is None else file, end=end)
+        piece = PROOF_PIECES.text_bytes
+        tokens = Tokens(file=None if own is None else file, end=end, piece_bytes=piece)
         return [read_source(name, tokens, chats=chats, max_bytes=MAX_BYTES) for name in self.names]
 
     @cached_property
@@ -149,12 +161,24 @@ class OwnData:
 
     def part_checks(self) -> Iterator[Check]:
         """Compare the sizes of both parts of each source."""
+        for part, given, text, position in self._each_part():
+            size, right = given["num_tokens"], text.num_tokens
+            problem = f"{size:,} tokens instead of {right:,}" * (size != right)
+            if problem and (wrong := _wrong_document(given["documents"], text)):
+                problem += f": {wrong}"
+            yield exact_check(0, part, problem, position)
+
+    def text_checks(self) -> Iterator[Check]:
+        """Compare the documents and tokens of both parts of each source."""
+        for part, given, text, position in self._each_part():
+            wrong = _wrong_document(given["documents"], text)
+            yield exact_check(0, part, wrong or _wrong_stretch(given["sums"], text), position)
+
+    def _each_part(self) -> Iterator[tuple[str, Mapping[str, Any], SourceText, int]]:
         kinds = zip(("training", "validation"), self.parts, self.delivered["parts"], strict=True)
-        for position, (kind, right, sizes) in enumerate(kinds):
-            for name, text, size in zip(self.names, right, sizes, strict=True):
-                problem = f"{size} tokens instead of {text.num_tokens}"
-                problem *= size != text.num_tokens
-                yield exact_check(0, f"{kind} part of {name}", problem, position)
+        for position, (kind, right, delivered) in enumerate(kinds):
+            for name, text, given in zip(self.names, right, delivered, strict=True):
+                yield f"{kind} part of {name}", given, text, position
 
     def training_checks(self) -> Iterator[Check]:
         """Compare the rows of each step, and the tokens that count in it."""
@@ -253,6 +277,25 @@ class OwnData:
         pairs = enumerate(zip(tokens, wanted.tokens, strict=False))
         position, (wrong, right) = next((p, pair) for p, pair in pairs if pair[0] != pair[1])
         return f"token {position} is {wrong} instead of {right}"
+
+
+def _wrong_document(lengths: Sequence[int] | None, text: SourceText) -> str:
+    """The first document of a part with other tokens than its record; empty without one."""
+    pairs = zip_longest(lengths or (), text.documents() if lengths else (), fillvalue=0)
+    wrong = ((n, *pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
+    texts = (f"document {n} has {size:,} tokens instead of {right:,}" for n, size, right in wrong)
+    return next(texts, "")
+
+
+def _wrong_stretch(sums: Sequence[int], text: SourceText) -> str:
+    """The first stretch of a part with other tokens than its records; empty without one."""
+    for number, given in enumerate(sums):
+        first = text.start + number * _STRETCH
+        tokens = np.asarray(text.tokens[first : min(first + _STRETCH, text.stop)], dtype="<u4")
+        if crc32(tokens.tobytes()) != given:
+            first -= text.start
+            return f"tokens {first:,} to {first + len(tokens) - 1:,} are others"
+    return ""
 
 
 def _start_of(tokens: Sequence[int], text: SourceText) -> int | None:
