@@ -80,8 +80,7 @@ def test_ties_and_their_neighbours_are_rounded_right(dtype: torch.dtype) -> None
     ties = torch.tensor((NUMBERS[:-1] + NUMBERS[1:]) / 2, dtype=torch.float32)
     below = torch.nextafter(ties, torch.zeros_like(ties))
     above = torch.nextafter(ties, torch.full_like(ties, 1e9))
-    for x in (ties, -ties, below, above):
-        x = x.to(dtype)
+    for x in (one.to(dtype) for one in (ties, -ties, below, above)):
         assert codes(x) == [nearest_code(one) for one in x.tolist()]
 
 
