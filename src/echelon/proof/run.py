@@ -21,7 +21,6 @@ from echelon.proof.claims.claims import ClaimResult, judge, judge_races, judge_s
 from echelon.proof.claims.conditioning import (
     conditioned_tolerance,
     may_be_rounding,
-    with_fp8_ties_of_ranks,
 )
 from echelon.proof.claims.islands import IslandRun, island_evidence
 from echelon.proof.claims.numeric_range import RangeCase, judge_ranges, range_cases
@@ -294,8 +293,6 @@ def _judge(
             rounded=rounded,
         )
         results = judge(evidence)
-        if not number and plan.mathematics.precision.is_fp8:
-            evidence, results = with_fp8_ties_of_ranks(evidence, results)
         if not number and may_be_rounding(results):
             evidence = replace(evidence, tolerance=conditioned_tolerance(reference, evidence.steps))
             results = judge(evidence)

@@ -23,7 +23,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -362,6 +364,21 @@ class MemoryInFlight:
         if text not in self._told:
             self._told.add(text)
             self.misuses.append(Misuse(rule=rule, text=text))
+
+
+@contextmanager
+def wrapped(methods: Sequence[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
+    """Replace methods of objects; each replacement has the method as its first argument."""
+    before = [(owner, name, vars(owner).get(name)) for owner, name, _ in methods]
+    for owner, name, method in methods:
+        setattr(owner, name, partial(method, getattr(owner, name)))
+    try:
+        yield
+    finally:
+        for owner, name, method in reversed(before):
+            delattr(owner, name)
+            if method is not None:
+                setattr(owner, name, method)
 
 
 _PACKAGE = str(Path(__file__).parents[1])

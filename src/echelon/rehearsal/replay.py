@@ -19,9 +19,8 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ from echelon.core.event import Event, EventList
 from echelon.parallel.expert.balance import Balancer, RoutingStatistics
 from echelon.parallel.offload.host_memory import storage_key
 from echelon.parallel.pipeline import PipelineExecutor, StepState
-from echelon.rehearsal.memory import MemoryMeter
+from echelon.rehearsal.memory import MemoryMeter, wrapped
 from echelon.rehearsal.order import Entry, HostRead, Issue, Made, Wait
 from echelon.rehearsal.shapes import META, ShapesOnly
 from echelon.rehearsal.work import KernelWork
@@ -240,13 +239,12 @@ class MicrobatchReplay:
         self._statistics: list[tuple[int, RoutingStatistics]] = []
         self._no_graph = torch.empty(0)
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self) -> AbstractContextManager[None]:
         """Wrap methods of the executor and the model, if any microbatch is replayed."""
         executor, store = self._executor, self._executor.store
-        wrapped: list[tuple[Any, str, Callable[..., Any]]] = []
+        methods: list[tuple[Any, str, Callable[..., Any]]] = []
         if any(self._replayed.values()):
-            wrapped = [
+            methods = [
                 (executor, "_run_step", self._run_step),
                 (executor, "_forward", self._forward),
                 (executor, "_backward", self._backward),
@@ -254,14 +252,8 @@ class MicrobatchReplay:
                 (store, "run_collected", self._weights),
             ]
             if self._balancer is not None:
-                wrapped.append((self._balancer, "record", self._note))
-        for owner, name, method in wrapped:
-            setattr(owner, name, partial(method, getattr(owner, name)))
-        try:
-            yield
-        finally:
-            for owner, name, _ in wrapped:
-                vars(owner).pop(name, None)
+                methods.append((self._balancer, "record", self._note))
+        return wrapped(methods)
 
     def step_began(self) -> None:
         """Forget the step before."""
