@@ -82,7 +82,7 @@ def directions_are_exchanged(patch: pytest.MonkeyPatch) -> None:
 
     def exchanged(self: Any, state: Any, message: Any, batch: Any) -> None:
         post(self, state, message, batch)
-        kinds = {one.payload: one for one in state.arriving}
+        kinds = {message.payload: message for message in state.arriving}
         if len(kinds) == 2:
             first, second = kinds.values()
             pair = state.arriving[second], state.arriving[first]
@@ -91,9 +91,46 @@ def directions_are_exchanged(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PipelineExecutor, "_post_receive", exchanged)
 
 
+def graphs_are_taken_in_the_order_of_making(patch: pytest.MonkeyPatch) -> None:
+    """Backward runs the latest graph of its stage, with the gradient of its microbatch."""
+    backward = PipelineExecutor._backward
+
+    def latest(self: Any, state: Any, action: Any, dy_ND: Any) -> Any:
+        key = action.stage, action.microbatch
+        *_, other = (one for one in state.outputs if one[0] == action.stage)
+        for left in (state.outputs, state.inputs):
+            if other in left:
+                left[key], left[other] = left[other], left[key]
+        return backward(self, state, action, dy_ND)
+
+    patch.setattr(PipelineExecutor, "_backward", latest)
+
+
+def the_latest_message_is_taken(patch: pytest.MonkeyPatch) -> None:
+    """Take of a channel what was asked for last, whatever the action needs."""
+    take = PipelineExecutor._take
+
+    def latest(self: Any, state: Any, step: Any) -> Any:
+        if step.receive is None:
+            return take(self, state, step)
+        *_, message = (one for one in state.arriving if one.channel == step.receive.channel)
+        tensor, pending = state.arriving.pop(message)
+        pending.wait()
+        return tensor
+
+    patch.setattr(PipelineExecutor, "_take", latest)
+
+
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("mutant", "flags", "words"),
     [
+        (graphs_are_taken_in_the_order_of_making, PIPE, "BW0.0 runs the graph that F0.1 has left"),
+        (
+            the_latest_message_is_taken,
+            TWO_STEPS_AHEAD,
+            "BW0.0 computes on gradient 2 stage 1 -> 0, and its input is gradient 0 stage 1 -> 0",
+        ),
         (
             tensors_of_two_sends_are_swapped,
             TWO_STEPS_AHEAD,
@@ -140,7 +177,7 @@ def test_a_bucket_at_the_place_of_another_one_is_named(
         data = self._groups[False].data
         if bucket.index != 2 or (data.index != 1 and not everywhere):
             return start(self, bucket, hops)
-        other = next(one for one in reversed(seen) if one.index == 1)
+        other = next(earlier for earlier in reversed(seen) if earlier.index == 1)
         gradients = other.gradients[: bucket.gradients.numel()]
         return start(self, replace(bucket, gradients=gradients), hops)
 
@@ -191,10 +228,10 @@ def test_communicators_made_in_another_order_are_named(monkeypatch: pytest.Monke
     between = GroupMaker.between_stages
     other = {"pipe_forward": "pipe_backward", "pipe_backward": "pipe_forward"}
 
-    def swapped(self: Any, name: str, *rest: Any, **named: Any) -> Any:
+    def swapped(self: Any, name: str, *args: Any, **named: Any) -> Any:
         if self._recorder.rank == 1:
             name = other.get(name, name)
-        return between(self, name, *rest, **named)
+        return between(self, name, *args, **named)
 
     monkeypatch.setattr(GroupMaker, "between_stages", swapped)
     texts = texts_of(*PIPE, rule="rehearse-mismatch")
@@ -216,5 +253,22 @@ def test_communicators_first_used_in_another_order_are_named(
 
     monkeypatch.setattr(GroupMaker, "open_all", backwards)
     (text,) = texts_of(*TIED, rule="rehearse-deadlock")
-    assert "ranks like (1,) stand at the first call, all_reduce dp" in text
-    assert "ranks like (3,) stand at the first call, all_reduce world" in text
+    assert "ranks like (1,) wait at the first call, all_reduce dp" in text
+    assert "ranks like (3,) wait at the first call, all_reduce world" in text
+
+
+@pytest.mark.one_in(3)
+def test_directions_by_payload_are_named_where_stages_wrap_around(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An activation from the last rank to the first is no message to the next rank."""
+
+    def by_payload(self: Any, message: Any) -> Any:
+        forward = message.payload is Payload.ACTIVATION
+        return self.groups.pipe_forward if forward else self.groups.pipe_backward
+
+    monkeypatch.setattr(PipelineExecutor, "_group_for", by_payload)
+    flags = ("pipeline.schedule=interleaved-1f1b", "pipeline.virtual_stages=2")
+    text, *_ = texts_of(*PIPE, *flags, rule="rehearse-mismatch")
+    assert "on pipe_forward: receive activation 0 stage 1 -> 2 from rank 1" in text
+    assert "receive activation 0 stage 0 -> 1 from rank 0" in text

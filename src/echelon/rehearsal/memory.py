@@ -23,7 +23,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,6 +44,7 @@ from echelon.parallel.offload.host_memory import (
     CopyStreams,
     StreamEvent,
     TensorCopy,
+    storage_key,
 )
 from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.tensor_memory import BufferPool
@@ -99,7 +102,7 @@ class MemoryMeter:
     def is_for(self, term: str, tensors: Sequence[torch.Tensor]) -> None:
         """Say what the storages of tensors are for."""
         for tensor in tensors:
-            key = tensor.untyped_storage()._cdata
+            key = storage_key(tensor)
             if key in self._living:
                 num_bytes, before, end = self._living[key]
                 if before == term:
@@ -110,7 +113,7 @@ class MemoryMeter:
 
     def given_back(self, tensor: torch.Tensor) -> None:
         """Learn that the memory of a tensor may be used again, whatever still points to it."""
-        key = tensor.untyped_storage()._cdata
+        key = storage_key(tensor)
         num_bytes, term, end = self._living[key]
         self._add(term, -num_bytes)
         self._living[key] = (0, term, end)
@@ -175,7 +178,7 @@ class MeteredPool(BufferPool):
 
     def give_back(self, piece: torch.Tensor) -> None:
         """Take memory back; it is never lent again, so that each loan is a storage of its own."""
-        self._released(piece.untyped_storage()._cdata)
+        self._released(storage_key(piece))
         self._meter.given_back(piece)
 
 
@@ -225,6 +228,7 @@ class RehearsedCopyStreams(CopyStreams):
     ) -> StreamEvent:
         """Return the mark of the end."""
         order, stream = self._order, f"{self._name} {direction}"
+        order.copies_on(stream)
         order.give(stream, *(mark.moment for mark in after if isinstance(mark, OrderedMark)))
         work = StreamWork(by=f"copy {direction} {self._name}", axis="host", at=where_in_package())
         for target, source in copies:
@@ -240,6 +244,10 @@ class RehearsedCopyStreams(CopyStreams):
         """Let kernels wait for a mark."""
         assert isinstance(mark, OrderedMark), "a mark of other streams"
         self._order.wait(COMPUTE, mark.moment)
+
+    def record_use(self, tensor: torch.Tensor) -> None:
+        """Let the allocator know the copies of a tensor."""
+        self._order.record_use(tensor)
 
 
 MISSING_WAIT, RELEASED_IN_FLIGHT = "missing-wait", "released-in-flight"
@@ -285,7 +293,7 @@ class MemoryInFlight:
         for tensors, written in ((reads, False), (writes, True)):
             for tensor in tensors:
                 begin, end = extent_of(tensor)
-                key = tensor.untyped_storage()._cdata
+                key = storage_key(tensor)
                 region = _Region(
                     begin=begin,
                     end=end,
@@ -311,15 +319,15 @@ class MemoryInFlight:
         regions = self._regions
         if not regions:
             return ()
-        return [one for one in tensors if one.untyped_storage()._cdata in regions]
+        return [tensor for tensor in tensors if storage_key(tensor) in regions]
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether something of the storage of a tensor is under way."""
-        return tensor.untyped_storage()._cdata in self._regions
+        return storage_key(tensor) in self._regions
 
     def touched(self, tensor: torch.Tensor, *, write: bool, by: str, where: str) -> None:
         """Learn that the computation reads or writes a tensor."""
-        regions = self._regions.get(tensor.untyped_storage()._cdata, ())
+        regions = self._regions.get(storage_key(tensor), ())
         begin, end = extent_of(tensor)
         for region in regions:
             if (region.written or write) and begin < region.end and region.begin < end:
@@ -356,6 +364,21 @@ class MemoryInFlight:
         if text not in self._told:
             self._told.add(text)
             self.misuses.append(Misuse(rule=rule, text=text))
+
+
+@contextmanager
+def wrapped(methods: Sequence[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
+    """Replace methods of objects; each replacement has the method as its first argument."""
+    before = [(owner, name, vars(owner).get(name)) for owner, name, _ in methods]
+    for owner, name, method in methods:
+        setattr(owner, name, partial(method, getattr(owner, name)))
+    try:
+        yield
+    finally:
+        for owner, name, method in reversed(before):
+            delattr(owner, name)
+            if method is not None:
+                setattr(owner, name, method)
 
 
 _PACKAGE = str(Path(__file__).parents[1])

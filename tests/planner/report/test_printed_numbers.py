@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,18 +24,14 @@ from echelon.page.documents import plan as page
 from echelon.page.documents.plan import plan_page
 from echelon.planner.answer import search_json
 from echelon.planner.predict.estimate import Estimate
-from echelon.planner.report import memory, printed_numbers, report, sent
-from echelon.planner.report.printed_numbers import (
-    NUMBERS,
-    Known,
-    class_of,
-    leaves,
-    require_agreement,
-    require_page,
-)
+from echelon.planner.report import estimate, head, memory, pipeline, report, sent
+from echelon.planner.report.printed_numbers import require_agreement, require_page
 from echelon.planner.report.report import plan_json
 from echelon.proof.claims.claims import CLAIMS
 from echelon.rehearsal.run import rehearse
+from echelon.schedule import check, simulate
+from echelon.schedule.action import Action, ActionKind, Schedule
+from tests.planner.report.number_classes import NUMBERS, Known, class_of, leaves
 
 ROOT = Path(__file__).parents[3]
 TWO_NODES = f"cluster.file={ROOT / 'examples' / 'two-nodes.toml'}"
@@ -106,8 +102,8 @@ def test_a_number_without_a_class_is_seen() -> None:
 
 def test_what_compares_a_number_is_there() -> None:
     rules = {claim.rule.id for claim in CLAIMS}
-    found = rehearse(load_job("nano", PLANS["zb-h1"]).plan, workers=1)
-    names = {number.name for number in found.numbers}
+    rehearsal = rehearse(load_job("nano", PLANS["zb-h1"]).plan, workers=1)
+    names = {number.name for number in rehearsal.numbers}
     for number in NUMBERS:
         if number.known is Known.PROVED:
             assert number.by in rules, number
@@ -190,8 +186,8 @@ def _no_idle_devices(patch: pytest.MonkeyPatch) -> None:
     right = search_json.price_json
 
     def of_used(request: Any, estimate: Estimate) -> dict[str, Any]:
-        found = right(request, estimate)
-        return found | {"price_with_idle_devices": found["price_of_a_million_tokens"]}
+        prices = right(request, estimate)
+        return prices | {"price_with_idle_devices": prices["price_of_a_million_tokens"]}
 
     patch.setattr(search_json, "price_json", of_used)
 
@@ -220,17 +216,18 @@ def test_a_wrong_price_ends_a_search(
     plant(monkeypatch)
     words = ["plan", "nano", "--cluster", "4xh100", "--pin", "devices=2", "--price", "2.5"]
     assert main([*words, "--json"]) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert "plan-numbers-agree" in said
-    assert path in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "plan-numbers-agree" in printed
+    assert path in printed
 
 
 def _stale_estimate(patch: pytest.MonkeyPatch) -> None:
     right = page.estimate_plan
 
     def older(*given: Any) -> Estimate:
-        found = right(*given)
-        return replace(found, seconds={**found.seconds, "matmul": 2 * found.seconds["matmul"]})
+        estimate = right(*given)
+        seconds = {**estimate.seconds, "matmul": 2 * estimate.seconds["matmul"]}
+        return replace(estimate, seconds=seconds)
 
     patch.setattr(page, "estimate_plan", older)
 
@@ -270,16 +267,127 @@ def test_a_stale_number_of_a_page_ends_the_plan(
     plant, path, name = PAGES[mistake]
     plant(monkeypatch)
     file = tmp_path / "plan.html"
-    flags = [word for one in PLANS[name] for word in ("--set", one)]
+    flags = [word for setting in PLANS[name] for word in ("--set", setting)]
     assert main(["plan", "nano", *flags, "--out", str(file)]) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert "error[plan-numbers-agree]" in said
-    assert path in said
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "error[plan-numbers-agree]" in printed
+    assert path in printed
     assert not file.exists()
 
 
+def _causal_mfu(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Estimate, "mfu", property(lambda s: s.causal_flops / (s.step_s * s.devices * s.peak_flops))
+    )
+
+
+def _tied_head_twice(patch: pytest.MonkeyPatch) -> None:
+    right = report.num_parameters
+    patch.setattr(report, "num_parameters", lambda model: right(model) + model.vocab * model.hidden)
+
+
+def _all_routers_active(patch: pytest.MonkeyPatch) -> None:
+    right = head.num_active_parameters
+    patch.setattr(head, "num_active_parameters", lambda model: right(model) + model.hidden)
+
+
+def _room_rounded_down(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(head, "_capacity", lambda plan, experts: 63)
+
+
+def _scores_of_all_heads(patch: pytest.MonkeyPatch) -> None:
+    right = report.scores_by_rank
+    patch.setattr(report, "scores_by_rank", lambda plan: [2 * n for n in right(plan)])
+
+
+def _freed_after_b(patch: pytest.MonkeyPatch) -> None:
+    right = check._held
+
+    def early(actions: Sequence[Action]) -> list[int]:
+        kinds = {ActionKind.B: ActionKind.W, ActionKind.W: ActionKind.B}
+        return right([replace(one, kind=kinds.get(one.kind, one.kind)) for one in actions])
+
+    patch.setattr(check, "_held", early)
+
+
+def _bubble_of_the_first_rank(patch: pytest.MonkeyPatch) -> None:
+    of_first = property(lambda one: one.idle_s[0] / one.makespan_s)
+    patch.setattr(simulate.Simulation, "bubble_fraction", of_first)
+
+
+def _bubble_of_the_work(patch: pytest.MonkeyPatch) -> None:
+    of_work = property(lambda one: one.bubble_overhead)
+    patch.setattr(simulate.Simulation, "bubble_fraction", of_work)
+
+
+def _makespan_of_the_last_rank(patch: pytest.MonkeyPatch) -> None:
+    right = pipeline.simulate
+
+    def until_the_last(schedule: Schedule, durations: simulate.Durations) -> simulate.Simulation:
+        found = right(schedule, durations)
+        own = (one.end for one in found.events if one.rank == schedule.num_ranks - 1)
+        return replace(found, makespan_s=max(own))
+
+    patch.setattr(pipeline, "simulate", until_the_last)
+
+
+def _memory_in_another_unit(patch: pytest.MonkeyPatch) -> None:
+    right = estimate.held_unit
+    patch.setattr(estimate, "held_unit", lambda one: (1000 * 1000, right(one)[1]))
+
+
+def _messages_in_another_unit(patch: pytest.MonkeyPatch) -> None:
+    right = sent.decimal_bytes
+    patch.setattr(sent, "decimal_bytes", lambda size: right(1.024 * size))
+
+
+COMMANDS = {
+    "mfu without masked pairs": (_causal_mfu, "estimate.mfu", "dense"),
+    "a tied head twice": (_tied_head_twice, "num_parameters", "dense"),
+    "a router too many": (_all_routers_active, "num_active_parameters", "experts"),
+    "a room rounded down": (_room_rounded_down, "experts.capacity", "experts"),
+    "scores of all heads": (_scores_of_all_heads, "context.scores_by_rank", "context"),
+    "freed after B": (_freed_after_b, "peak_in_flight_of_rank[1]", "zb-h1"),
+    "the first rank's bubble": (_bubble_of_the_first_rank, "bubble_fraction", "zb-h1"),
+    "the last rank's makespan": (_makespan_of_the_last_rank, "makespan", "zb-h1"),
+    "memory in MB": (_memory_in_another_unit, "estimate.held_bytes", "dense"),
+    "messages in KiB": (_messages_in_another_unit, "sent_bytes_by_axis.dp", "dense"),
+}
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("mistake", COMMANDS)
+def test_a_wrong_number_ends_the_plan_as_text(
+    mistake: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant, path, name = COMMANDS[mistake]
+    plant(monkeypatch)
+    flags = [word for one in PLANS[name] for word in ("--set", one)]
+    assert main(["plan", "nano", *flags]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "error[plan-numbers-agree]" in said
+    assert path in said
+
+
+@pytest.mark.parametrize(
+    ("plant", "path"),
+    [(_freed_after_b, "peak_in_flight_per_rank[1]"), (_bubble_of_the_work, "bubble_fraction")],
+)
+def test_a_wrong_count_ends_a_drawn_schedule(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    path: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plant(monkeypatch)
+    words = ["--pp", "3", "--microbatches", "4", "--slots", "1,1,1,1"]
+    assert main(["schedule", "show", "zb-h1", *words]) == 1
+    said = capsys.readouterr().err
+    assert f"error[plan-numbers-agree]: {path}" in said
+
+
 def test_the_page_of_another_trainer_has_its_numbers(tmp_path: Path) -> None:
-    """It had those of our trainer beside the answer for another one."""
+    """The page once had the numbers of our trainer."""
     file = tmp_path / "plan.html"
     words = ["plan", "gpt2", "--cluster", "2xh100", "--trainer", "megatron", "--out", str(file)]
     assert main(words) == 0
@@ -291,8 +399,9 @@ def test_idle_devices_are_in_the_price(capsys: pytest.CaptureFixture[str]) -> No
     assert main(words) == 0
     assert "with 2 idle devices" in " ".join(capsys.readouterr().out.split())
     assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["recommended"]
-    assert found["price_with_idle_devices"] == pytest.approx(2 * found["price_of_a_million_tokens"])
+    choice = json.loads(capsys.readouterr().out)["recommended"]
+    used, every = choice["price_of_a_million_tokens"], choice["price_with_idle_devices"]
+    assert every == pytest.approx(2 * used)
 
 
 def test_a_term_that_json_leaves_out_ends_the_plan(
@@ -301,9 +410,9 @@ def test_a_term_that_json_leaves_out_ends_the_plan(
     right = report.estimate_json
 
     def without(estimate: Estimate) -> dict[str, Any]:
-        found = right(estimate)
-        del found["bytes"]["activations"]
-        return found
+        numbers = right(estimate)
+        del numbers["bytes"]["activations"]
+        return numbers
 
     monkeypatch.setattr(report, "estimate_json", without)
     assert main(["plan", "nano", "--json"]) == 1
@@ -314,7 +423,7 @@ def test_parameters_are_those_of_the_model() -> None:
     """The modules of one process have as many numbers."""
     plan = load_job("nano", ()).plan
     modules = Decoder(plan.model)
-    count = sum(one.numel() for one in modules.parameters())
+    count = sum(parameter.numel() for parameter in modules.parameters())
     assert json.loads(document("dense"))["num_parameters"] == count
 
 
@@ -346,4 +455,4 @@ def test_mfu_by_hand() -> None:
     assert doc["mfu"] == pytest.approx(flops * doc["tokens_per_s_per_device"] / peak)
     causal = _flops(plan.model, length, (length + 1) / 2)
     assert doc["causal_mfu"] == pytest.approx(doc["mfu"] * causal / flops, rel=1e-3)
-    assert printed_numbers.class_of("estimate.mfu") is not None
+    assert class_of("estimate.mfu") is not None

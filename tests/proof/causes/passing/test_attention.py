@@ -78,7 +78,7 @@ def test_a_wrong_mask_has_a_name(factor: str) -> None:
 @pytest.mark.parametrize("shape", [(HEADS,), (1, HEADS)], ids=["heads", "sequences and heads"])
 def test_a_mask_of_each_head_is_read(shape: tuple[int, ...]) -> None:
     right = CAUSAL.expand(*shape, -1, -1)
-    assert explained(lambda rank, one: own(rank, one), right) is None
+    assert explained(own, right) is None
     found = explained(lambda rank, one: replace(own(rank, one), allowed=DOCUMENTS), right)
     assert found is not None
     assert found.factor == "attention cut"

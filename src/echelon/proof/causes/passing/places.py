@@ -22,6 +22,7 @@ Cut = tuple[tuple[int, range], ...]
 
 _MOST_PLACES = 256  # slices that are tried
 _OTHER_ROUNDING = 1e4  # unit roundoffs that two right passes through a model differ by
+_ALIKE = 0.85  # part of a tensor that is not along the right one; of unlike ones 1
 _TOO_ROUGH = 0.1  # relative difference from which on right and wrong are not told apart
 
 
@@ -104,8 +105,7 @@ class PassedStep:
     def _compare_forward(self) -> dict[str, ComparedModule]:
         """Return each module that can be compared: behind a right one of the same pass.
 
-        The first of a pass can be, too, where it has the shape of one device, or is nearly a slice
-        of it: no other slice is.
+        The first of a pass can be, too, where its place is sure though it is wrong.
         """
         found: dict[str, ComparedModule] = {}
         seen: set[tuple[int, int]] = set()
@@ -121,7 +121,7 @@ class PassedStep:
                     module.right.append(place)
                     seen.add((rank, one.call))
                 elif (rank, one.call) in seen or (
-                    (rank, one.call) not in began and (not place.cut or place.residual < _TOO_ROUGH)
+                    (rank, one.call) not in began and _is_near(place)
                 ):
                     module.wrong.append(place)
                     seen.add((rank, one.call))
@@ -201,6 +201,12 @@ class PassedStep:
                 module.partial = axes
                 break
         return module
+
+
+def _is_near(place: PassedPlace) -> bool:
+    """Return whether a wrong tensor is nearly a slice, or all of the right one and more."""
+    left = fit_factor(place.values, place.right)[1]
+    return place.residual < _TOO_ROUGH or (not place.cut and place.factor > 0 and left < _ALIKE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
