@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Literal
 
 from echelon.core.plan import Plan
-from echelon.layout.buckets import data_degree
+from echelon.layout.buckets import data_degree, unit_of
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.causes.token_ranks import tokens_by_context_rank
+from echelon.proof.claims.captured_checks import is_right
+from echelon.proof.claims.checks import activation_gradients
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import nearly_equal
@@ -100,14 +103,70 @@ def name_factor(value: float, known: Sequence[Factor], residual: float = 0.0) ->
         return ProofFinding(
             "number", f"{value:.6g} times the right value", value=value, residual=residual
         )
-    axes = [factor.axis for factor in same if factor.axis]
-    names = " = ".join(dict.fromkeys(factor.name for factor in same))
+    factor, axis = _name_and_axis(same)
     says = {"zero": "zero", "sign": "the right value with its sign turned"}.get(
-        same[0].name, f"{value:.6g} times the right value ({names})"
+        factor, f"{value:.6g} times the right value ({_names(same)})"
     )
-    return ProofFinding(
-        same[0].name, says, " or ".join(dict.fromkeys(axes)), value=value, residual=residual
+    return ProofFinding(factor, says, axis, value=value, residual=residual)
+
+
+def _names(same: Sequence[Factor]) -> str:
+    return " = ".join(dict.fromkeys(factor.name for factor in same))
+
+
+def _name_and_axis(same: Sequence[Factor]) -> tuple[str, str]:
+    """Name of the first of equal factors, and all their axes."""
+    axes = dict.fromkeys(factor.axis for factor in same if factor.axis)
+    return same[0].name, " or ".join(axes)
+
+
+def by_reach(
+    evidence: PlanEvidence, step: OracleStep, finding: ProofFinding, known: Sequence[Factor]
+) -> ProofFinding:
+    """Name a factor of a gradient by the axes whose sums reach all that is wrong, and no more.
+
+    Several axes may have the degree that a gradient is off by. Where gradients between blocks are
+    right, it is made in the sums of gradients, and each axis sums gradients of its own.
+    """
+    same = [one for one in known if nearly_equal(one.value, finding.value or 0.0)]
+    several = len(same) > 1 and (finding.factor, finding.axis) == _name_and_axis(same)
+    backward = [one for one in activation_gradients(evidence) if one.step == step.step]
+    if not several or not backward or any(not one.error <= one.allowed for one in backward):
+        return finding
+    wrong = {name for name in step.gradients if not is_right(evidence, step, name)}
+    shares = [_share_reached(evidence, wrong, one) for one in same]
+    told = [one for one, share in zip(same, shares, strict=True) if share == max(shares)]
+    if not wrong or len(told) == len(same):
+        return finding
+    others = dict.fromkeys(one.name for one in same if one not in told)
+    says = f"{finding.value:.6g} times the right value ({_names(told)}): {len(wrong)} of "
+    says += f"{len(step.gradients)} gradients are wrong, and not as {' or '.join(others)} would "
+    says += "have them; gradients between blocks are right"
+    factor, axis = _name_and_axis(told)
+    return replace(finding, factor=factor, axis=axis, description=says)
+
+
+def _share_reached(evidence: PlanEvidence, wrong: Collection[str], factor: Factor) -> float:
+    """Share of what is wrong, or would be, in what is both: in the units with anything wrong."""
+    specs, pp = evidence.run.trained, evidence.plan.mesh.pp > 1
+    units = {unit_of(name) for name in wrong}
+    near = [spec for name, spec in specs.items() if unit_of(name) in units]
+    experts, dense = (
+        [s for s in near if s.expert is not None],
+        [s for s in near if s.expert is None],
     )
+    reached = {
+        "tp": (
+            [s for s in dense if s.split_dim is None],
+            [s for s in near if s.split_dim is not None],
+        ),
+        "edp": (experts,),
+        "ep": (experts,),
+        "dp": (dense, near),
+        "pp": ([s for s in dense if s.layer is None],) * pp,
+    }.get(factor.axis, (near, dense, experts))
+    named = [{spec.name for spec in some} for some in reached]
+    return max((len(some & set(wrong)) / len(some | set(wrong)) for some in named), default=0.0)
 
 
 def named_factor(
@@ -117,17 +176,17 @@ def named_factor(
     residual: float = 0.0,
     *,
     parameter: str = "",
-    of_norm: bool = False,
+    of: Literal["norm", "forward", ""] = "",
 ) -> ProofFinding:
     """The finding that a thing of a step is `value` times the right one.
 
-    Of a norm the root of a degree tells most: squares were added up several times. Of a
+    Of a "norm" the root of a degree tells most: squares were added up several times. Of a
     `parameter` of a program, axes along which one place alone holds it are named last: nothing is
-    summed over them.
+    summed over them. A "forward" pass adds nothing up over data ranks or microbatches.
     """
     told = ProofFinding("number", "")
-    for known in _known_of(evidence, step, parameter):
-        if of_norm:
+    for known in _known_of(evidence, step, parameter, of_forward=of == "forward"):
+        if of == "norm":
             known.sort(key=lambda factor: not factor.name.startswith("sqrt"))
         # Where all is rough, a factor is what it is near to.
         near = [one.value for one in known if abs(one.value - value) <= evidence.explained]
@@ -138,12 +197,15 @@ def named_factor(
 
 
 def _known_of(
-    evidence: JudgedEvidence, step: ReferenceStep, parameter: str
+    evidence: JudgedEvidence, step: ReferenceStep, parameter: str, *, of_forward: bool
 ) -> Iterator[list[Factor]]:
     if isinstance(evidence, PlanEvidence):
         spec = evidence.run.specs.get(parameter)
         expert = spec is not None and spec.expert is not None
-        yield list(known_factors(evidence.plan, evidence.steps[step.step], expert=expert))
+        known = list(known_factors(evidence.plan, evidence.steps[step.step], expert=expert))
+        if of_forward:
+            yield [one for one in known if one.axis in ("tp", "cp", "ep")]
+        yield known
         return
     mesh = evidence.mesh
     counts = {

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a wrong gradient looks like: compared with sums over ranks, parts of microbatches, shards.
 
-The first explanation that fits to rounding is the one that is told; they are tried from the most
-telling to the least. Where gradients of activations went to the wrong microbatch between stages,
-each weight gradient has the input of one microbatch and the output gradient of another: the
-exchange is made on one device, for every pair of microbatches at every boundary, and compared.
+Causes are tried from the most telling to the least. Of those that fit to rounding, the cause that
+fits most wrong gradients of the step is told. Where gradients of activations went to the wrong
+microbatch between stages, each weight gradient has the input of one microbatch and the output
+gradient of another: the exchange is made on one device, for every pair of microbatches at every
+boundary, and compared.
 
 Shape suffixes: B sequences of the global batch, T positions, N = T * B, D hidden, C copies, E
 elements.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import cast
 
@@ -23,11 +25,17 @@ import torch
 from echelon.core.axis import SHARD_AXES, Axis
 from echelon.core.plan import Plan
 from echelon.layout.buckets import shard_degree, slice_index
-from echelon.proof.causes.factors import common_factor, known_factors, named_factor
-from echelon.proof.causes.finding import ProofFinding, with_distinguishing_axis
+from echelon.proof.causes.factors import by_reach, common_factor, known_factors, named_factor
+from echelon.proof.causes.finding import (
+    ProofFinding,
+    most_telling,
+    no_cause,
+    spread,
+    with_distinguishing_axis,
+)
 from echelon.proof.causes.gradients.captured import (
     WrongGradientOfProgram,
-    excluded,
+    excluded_weights,
     gradients_of_program,
 )
 from echelon.proof.causes.gradients.context import (
@@ -57,7 +65,7 @@ from echelon.proof.evidence.fits import (
     relative_residual,
 )
 from echelon.proof.evidence.mesh import AxisGroups, group_of, shard_axis
-from echelon.proof.evidence.run import GRADIENTS, HeldPart
+from echelon.proof.evidence.run import GRADIENTS
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.oracle import OracleStep, build_decoder, contributions, whole_loss
 from echelon.proof.ranks import ObservedShard
@@ -71,60 +79,42 @@ def explain_gradient(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
     parts = evidence.run.parts(GRADIENTS, step.step, name)
     if not parts:
         return ProofFinding("missing", "no optimizer took it")
-    allowed = share * float(right.norm()) / 2
-    wrong = [p for p in parts if not float((p.tensor.double() - p.of(right)).norm()) <= allowed]
-    # A slice may be a few elements of a row, from which little can be told.
-    wrong = sorted(wrong or parts, key=lambda part: -part.tensor.numel())
-    gradient = _gradient_of(evidence, step.step, name, wrong)
-    finding = _most_telling(gradient, failure.error)
+    gradient = _gradient_of(evidence, step.step, name)
+    wrong = gradient.wrong
+    # A cause that leaves half of the error explains nothing; the error of NaN is NaN.
+    causes = (one for one in _findings(gradient) if not one.residual >= failure.error / 2)
+    finding = most_telling(causes, partial(_causes_elsewhere, gradient))
     if finding is None:
-        says = "another function: no factor, sum, shard or microbatch explains it"
-        if isinstance(gradient, WrongGradientOfProgram):
-            says = f"no cause fits; excluded, with the part that each leaves: {excluded(gradient)}"
+        says = no_cause(_excluded(gradient))
         odd = wrong_elements(evidence.run.whole(GRADIENTS, step.step, name), right, share)
         finding = told_by_slice(ProofFinding("none", says), describe_slice(odd))
+    elif isinstance(gradient, WrongGradientOfPlan) and not finding.tensor:
+        finding = by_reach(gradient.evidence, gradient.step, finding, gradient.known)
     ranks, holders = tuple(sorted({part.rank for part in wrong})), {part.rank for part in parts}
     told = with_distinguishing_axis(evidence.axes(name), finding, ranks, holders)
     return replace(told, ranks=ranks)
 
 
-_MOST_OTHERS = 8  # other wrong gradients that a cause must explain, too
-
-
-def _most_telling(gradient: WrongGradient, error: float) -> ProofFinding | None:
-    """Return the cause that explains most wrong gradients of the step; the first of equals.
-
-    A cause that leaves half of the error explains nothing; the error of NaN is NaN.
-    """
-    telling = (one for one in _findings(gradient) if not one.residual >= error / 2)
-    if not isinstance(gradient, WrongGradientOfProgram):
-        return next(telling, None)
-    found = {(one.factor, one.axis): one for one in reversed([*telling])}
-    causes = [*reversed(found)]
-    if len(causes) > 1:
-        votes = dict.fromkeys(causes, 0)
-        for other in _other_wrong_gradients(gradient):
-            for cause in {(one.factor, one.axis) for one in _findings(other)} & votes.keys():
-                votes[cause] += 1
-        causes.sort(key=lambda cause: -votes[cause])
-    return found[causes[0]] if causes else None
-
-
-def _other_wrong_gradients(gradient: WrongGradientOfProgram) -> Iterator[WrongGradient]:
+def _causes_elsewhere(gradient: WrongGradient) -> Iterator[tuple[str, Iterator[ProofFinding]]]:
+    """Yield other wrong gradients of the step, each with the causes that fit it."""
     evidence, step = gradient.evidence, gradient.step
     names = [
         name
         for name in step.gradients
         if name != gradient.name and not is_right(evidence, step, name)
     ]
-    for name in names[:: max(1, len(names) // _MOST_OTHERS)]:
-        if parts := evidence.run.parts(GRADIENTS, step.step, name):
-            yield _gradient_of(evidence, step.step, name, parts)
+    for name in spread(names):
+        if evidence.run.parts(GRADIENTS, step.step, name):
+            yield name, _findings(_gradient_of(evidence, step.step, name))
 
 
-def _gradient_of(
-    evidence: JudgedEvidence, step: int, name: str, wrong: Sequence[HeldPart]
-) -> WrongGradient:
+def _gradient_of(evidence: JudgedEvidence, step: int, name: str) -> WrongGradient:
+    """A wrong gradient with its wrong parts, the largest first: little can be told from a few."""
+    right = evidence.wanted_gradient(step, name)
+    allowed = evidence.tolerance.allowed(GRADIENTS, step, name) * float(right.norm()) / 2
+    parts = evidence.run.parts(GRADIENTS, step, name)
+    wrong = [p for p in parts if not float((p.tensor.double() - p.of(right)).norm()) <= allowed]
+    wrong = sorted(wrong or parts, key=lambda part: -part.tensor.numel())
     if isinstance(evidence, CapturedEvidence):
         return WrongGradientOfProgram(
             evidence=evidence, step=evidence.steps[step], name=name, wrong=wrong
@@ -137,6 +127,29 @@ def _gradient_of(
         wrong=cast("Sequence[ObservedShard]", wrong),
         known=known_factors(evidence.plan, evidence.steps[step], expert=expert),
     )
+
+
+def _excluded(gradient: WrongGradient) -> Mapping[str, float]:
+    """The causes tried on a gradient, each with the share that it leaves unexplained."""
+    evidence, step, part = gradient.evidence, gradient.step, gradient.wrong[0]
+    right, seen = part.of(gradient.right), part.tensor.double()
+    left = {"a factor": fit_factor(seen, right)[1]}
+    held = evidence.run.vectors(GRADIENTS, step.step, gradient.name)
+    for axis, groups in evidence.sums(gradient.name):
+        copies = [held[rank] for rank in group_of(groups, part.rank) if rank in held]
+        if len(copies) > 1:
+            total = torch.stack(copies).nan_to_num(0.0).sum(0)
+            left[f"a sum over {axis}"] = fit_factor(total, gradient.right.reshape(-1))[1]
+    if step.step:
+        before = part.of(evidence.steps[step.step - 1].gradients[gradient.name].double())
+        left["the step before"] = fit_basis(seen, (right, before))[1]
+    if isinstance(gradient, WrongGradientOfPlan):
+        parts = contributions(gradient.evidence.reference_plan, gradient.step).values()
+        own = [part.of(one[gradient.name].double()) for one in parts]
+        left["weights of microbatches and replicas"] = fit_basis(seen, own)[1]
+    elif isinstance(gradient, WrongGradientOfProgram):
+        left |= excluded_weights(gradient)
+    return {name: share for name, share in left.items() if math.isfinite(share)}
 
 
 def _findings(gradient: WrongGradient) -> Iterator[ProofFinding]:
