@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
@@ -136,9 +136,9 @@ def by_reach(
     wrong = {name for name in step.gradients if not is_right(evidence, step, name)}
     shares = [_share_reached(evidence, wrong, one) for one in same]
     told = [one for one, share in zip(same, shares, strict=True) if share == max(shares)]
-    if not wrong or len(told) == len(same):
+    others = dict.fromkeys(one.name for one in same if one.axis and one not in told)
+    if not wrong or not others:
         return finding
-    others = dict.fromkeys(one.name for one in same if one not in told)
     says = f"{finding.value:.6g} times the right value ({_names(told)}): {len(wrong)} of "
     says += f"{len(step.gradients)} gradients are wrong, and not as {' or '.join(others)} would "
     says += "have them; gradients between blocks are right"
@@ -146,27 +146,26 @@ def by_reach(
     return replace(finding, factor=factor, axis=axis, description=says)
 
 
-def _share_reached(evidence: PlanEvidence, wrong: Collection[str], factor: Factor) -> float:
-    """Share of what is wrong, or would be, in what is both: in the units with anything wrong."""
-    specs, pp = evidence.run.trained, evidence.plan.mesh.pp > 1
+def _share_reached(evidence: PlanEvidence, wrong: set[str], factor: Factor) -> float:
+    """Share of the wrong gradients in those that are wrong, or that sums over an axis reach.
+
+    Only units with a wrong gradient count: a sum may go wrong in some buckets alone.
+    """
+    specs = evidence.run.trained
     units = {unit_of(name) for name in wrong}
     near = [spec for name, spec in specs.items() if unit_of(name) in units]
-    experts, dense = (
-        [s for s in near if s.expert is not None],
-        [s for s in near if s.expert is None],
-    )
+    dense, experts = ([s for s in near if (s.expert is None) == kind] for kind in (True, False))
+    whole = [one for one in dense if one.split_dim is None]
+    ends = [one for one in dense if one.layer is None]
     reached = {
-        "tp": (
-            [s for s in dense if s.split_dim is None],
-            [s for s in near if s.split_dim is not None],
-        ),
+        "tp": (whole, [one for one in near if one.split_dim is not None]),
         "edp": (experts,),
         "ep": (experts,),
         "dp": (dense, near),
-        "pp": ([s for s in dense if s.layer is None],) * pp,
+        "pp": (ends, near if units < {unit_of(name) for name in specs} else []),
     }.get(factor.axis, (near, dense, experts))
     named = [{spec.name for spec in some} for some in reached]
-    return max((len(some & set(wrong)) / len(some | set(wrong)) for some in named), default=0.0)
+    return max(len(some & wrong) / len(some | wrong) for some in named)
 
 
 def named_factor(
@@ -196,6 +195,11 @@ def named_factor(
     return told
 
 
+def in_forward(known: Sequence[Factor]) -> list[Factor]:
+    """The factors of axes that a forward pass adds something up over."""
+    return [one for one in known if one.axis in ("tp", "cp", "ep")]
+
+
 def _known_of(
     evidence: JudgedEvidence, step: ReferenceStep, parameter: str, *, of_forward: bool
 ) -> Iterator[list[Factor]]:
@@ -204,7 +208,7 @@ def _known_of(
         expert = spec is not None and spec.expert is not None
         known = list(known_factors(evidence.plan, evidence.steps[step.step], expert=expert))
         if of_forward:
-            yield [one for one in known if one.axis in ("tp", "cp", "ep")]
+            yield in_forward(known)
         yield known
         return
     mesh = evidence.mesh

@@ -243,7 +243,8 @@ def _findings(wrong: WrongUpdate) -> Iterator[ProofFinding]:
     if isinstance(wrong, WrongUpdateOfPlan):
         yield from _clip_epsilon(wrong)
         yield from _repeated(wrong)
-    yield from _rate_and_decay(wrong)
+    known = [*_rate_and_decay(wrong)]
+    yield from known
     if isinstance(wrong, WrongUpdateOfPlan):
         # An epsilon and a scale of the gradient look alike in a first update: a named scale first.
         yield from _clip(wrong)
@@ -253,9 +254,11 @@ def _findings(wrong: WrongUpdate) -> Iterator[ProofFinding]:
         yield from _other_state(wrong)
         return
     first, without_decay = wrong.evidence.steps[0], wrong.seen - wrong.decay
-    yield from other_count(first, wrong.step, wrong.name, without_decay, wrong.where)
+    counts = [*other_count(first, wrong.step, wrong.name, without_decay, wrong.where)]
+    yield from counts
     right = wrong.main + wrong.decay
-    if relative_residual(wrong.seen.sign(), right.sign()) < wrong.evidence.explained:
+    alike = relative_residual(wrong.seen.sign(), right.sign()) < wrong.evidence.explained
+    if alike and not known and not counts:
         says = "of the right sign and another size: another epsilon, beta, or count of steps"
         yield ProofFinding("other size", says)
 
