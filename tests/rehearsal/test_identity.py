@@ -82,7 +82,7 @@ def directions_are_exchanged(patch: pytest.MonkeyPatch) -> None:
 
     def exchanged(self: Any, state: Any, message: Any, batch: Any) -> None:
         post(self, state, message, batch)
-        kinds = {one.payload: one for one in state.arriving}
+        kinds = {message.payload: message for message in state.arriving}
         if len(kinds) == 2:
             first, second = kinds.values()
             pair = state.arriving[second], state.arriving[first]
@@ -140,7 +140,7 @@ def test_a_bucket_at_the_place_of_another_one_is_named(
         data = self._groups[False].data
         if bucket.index != 2 or (data.index != 1 and not everywhere):
             return start(self, bucket, hops)
-        other = next(one for one in reversed(seen) if one.index == 1)
+        other = next(earlier for earlier in reversed(seen) if earlier.index == 1)
         gradients = other.gradients[: bucket.gradients.numel()]
         return start(self, replace(bucket, gradients=gradients), hops)
 
@@ -191,10 +191,10 @@ def test_communicators_made_in_another_order_are_named(monkeypatch: pytest.Monke
     between = GroupMaker.between_stages
     other = {"pipe_forward": "pipe_backward", "pipe_backward": "pipe_forward"}
 
-    def swapped(self: Any, name: str, *rest: Any, **named: Any) -> Any:
+    def swapped(self: Any, name: str, *args: Any, **named: Any) -> Any:
         if self._recorder.rank == 1:
             name = other.get(name, name)
-        return between(self, name, *rest, **named)
+        return between(self, name, *args, **named)
 
     monkeypatch.setattr(GroupMaker, "between_stages", swapped)
     texts = texts_of(*PIPE, rule="rehearse-mismatch")
@@ -216,5 +216,5 @@ def test_communicators_first_used_in_another_order_are_named(
 
     monkeypatch.setattr(GroupMaker, "open_all", backwards)
     (text,) = texts_of(*TIED, rule="rehearse-deadlock")
-    assert "ranks like (1,) stand at the first call, all_reduce dp" in text
-    assert "ranks like (3,) stand at the first call, all_reduce world" in text
+    assert "ranks like (1,) wait at the first call, all_reduce dp" in text
+    assert "ranks like (3,) wait at the first call, all_reduce world" in text

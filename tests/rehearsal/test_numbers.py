@@ -1,4 +1,4 @@
-"""Numbers of a plan beside those of its ranks; each wrong one ends `echelon rehearse`, by name."""
+"""Numbers of a plan and of its ranks; each wrong one ends `echelon rehearse`, by name."""
 
 from __future__ import annotations
 
@@ -127,9 +127,9 @@ def _freed_at_b(patch: pytest.MonkeyPatch) -> None:
 
     def early(actions: Any) -> list[int]:
         fused = [
-            replace(one, kind=ActionKind.BW) if one.kind is ActionKind.B else one
-            for one in actions
-            if one.kind is not ActionKind.W
+            replace(action, kind=ActionKind.BW) if action.kind is ActionKind.B else action
+            for action in actions
+            if action.kind is not ActionKind.W
         ]
         return right(fused)
 
@@ -140,9 +140,9 @@ def _other_order(patch: pytest.MonkeyPatch) -> None:
     right = numbers.schedule_from_plan
 
     def turned(plan: Any) -> Any:
-        found = right(plan)
-        rows = tuple((*row[:-2], row[-1], row[-2]) for row in found.actions)
-        return replace(found, actions=rows)
+        schedule = right(plan)
+        rows = tuple((*row[:-2], row[-1], row[-2]) for row in schedule.actions)
+        return replace(schedule, actions=rows)
 
     patch.setattr(numbers, "schedule_from_plan", turned)
 
@@ -151,9 +151,9 @@ def _one_weight_gradient_more(patch: pytest.MonkeyPatch) -> None:
     right = numbers.schedule_from_plan
 
     def longer(plan: Any) -> Any:
-        found = right(plan)
-        more = Action(ActionKind.W, 0, 0)
-        return replace(found, actions=((*found.actions[0], more), *found.actions[1:]))
+        schedule = right(plan)
+        last = Action(ActionKind.W, 0, 0)
+        return replace(schedule, actions=((*schedule.actions[0], last), *schedule.actions[1:]))
 
     patch.setattr(numbers, "schedule_from_plan", longer)
 
@@ -162,9 +162,9 @@ def _one_message_less(patch: pytest.MonkeyPatch) -> None:
     right = numbers.ScheduleMessages.from_schedule
 
     def fewer(schedule: Any) -> Any:
-        found = right(schedule)
-        channels = {channel: sent[1:] for channel, sent in found.channels.items()}
-        return replace(found, channels=channels)
+        messages = right(schedule)
+        channels = {channel: sent[1:] for channel, sent in messages.channels.items()}
+        return replace(messages, channels=channels)
 
     patch.setattr(numbers.ScheduleMessages, "from_schedule", fewer)
 
@@ -173,8 +173,8 @@ def _one_sum_is_twice_sent(patch: pytest.MonkeyPatch) -> None:
     right = EventList.bytes_by_axis
 
     def more(self: EventList) -> dict[str, int]:
-        found = right(self)
-        return found | {"dp_shard": 2 * found.get("dp_shard", 0)}
+        sent = right(self)
+        return sent | {"dp_shard": 2 * sent.get("dp_shard", 0)}
 
     patch.setattr(EventList, "bytes_by_axis", more)
 
@@ -240,7 +240,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], Plant, str]] = {
 
 def flags_of(settings: tuple[str, ...], file: Path) -> list[str]:
     """Return the flags of settings, FILE replaced."""
-    return [word for one in settings for word in ("--set", one.replace("FILE", str(file)))]
+    return [word for setting in settings for word in ("--set", setting.replace("FILE", str(file)))]
 
 
 @pytest.fixture
@@ -263,18 +263,18 @@ def test_a_wrong_number_ends_the_rehearsal(
     flags = flags_of(settings, file)
     plant(monkeypatch)
     assert main(["rehearse", "nano", *flags, "--workers", "1"]) == 1
-    told = capsys.readouterr()
-    assert "error[rehearse-number]" in told.err
-    assert name in " ".join(told.err.split())
-    assert "DIFFERS" in told.out
+    printed = capsys.readouterr()
+    assert "error[rehearse-number]" in printed.err
+    assert name in " ".join(printed.err.split())
+    assert "DIFFERS" in printed.out
 
 
 @pytest.mark.parametrize("settings", [NODES, HYBRID, ACROSS])
 def test_every_number_of_a_right_plan_holds(settings: tuple[str, ...]) -> None:
-    found = rehearse(plan_of(*settings), workers=1)
-    assert found.holds
-    assert all(number.holds for number in found.numbers)
-    far = [number for number in found.numbers if number.name.endswith("to other nodes")]
+    rehearsal = rehearse(plan_of(*settings), workers=1)
+    assert rehearsal.holds
+    assert all(number.holds for number in rehearsal.numbers)
+    far = [number for number in rehearsal.numbers if number.name.endswith("to other nodes")]
     assert any(number.planned for number in far)
 
 

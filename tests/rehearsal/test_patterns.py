@@ -29,17 +29,17 @@ def pattern_of(kind: str, *, every_rank: bool = True) -> Pattern:
         log.made("pair", (0, 1))
         log.issue(issue(kind, data="gradients of w", task="F0.1"))
         log.issue(issue(kind))
-    (found,) = patterns_of({by: log.entries for by, log in logs.items()}, every_rank=every_rank)
-    return found
+    (pattern,) = patterns_of({by: log.entries for by, log in logs.items()}, every_rank=every_rank)
+    return pattern
 
 
 def test_a_collective_says_what_is_known_of_its_calls() -> None:
-    found = pattern_of("all_reduce")
-    assert (found.communicator, found.kind) == ("pair", "all_reduce")
-    assert (found.num_calls, found.num_identified) == (4, 2)
-    assert "make it as number 1. First used in F0.1" in found.no_hang
+    pattern = pattern_of("all_reduce")
+    assert (pattern.communicator, pattern.kind) == ("pair", "all_reduce")
+    assert (pattern.num_calls, pattern.num_identified) == (4, 2)
+    assert "make it as number 1. First used in F0.1" in pattern.no_hang
     assert "2 have the same parameters from the same element. 2 have the same name" in (
-        found.no_mixing
+        pattern.no_mixing
     )
 
 
@@ -50,9 +50,9 @@ def test_elements_and_sizes_are_claimed_only_where_every_rank_was_rehearsed() ->
 
 
 def test_messages_are_one_pattern() -> None:
-    found = pattern_of(SEND)
-    assert found.kind == MESSAGES
-    assert found.no_hang.endswith(
+    pattern = pattern_of(SEND)
+    assert pattern.kind == MESSAGES
+    assert pattern.no_hang.endswith(
         "Both ends of a pair make its sends and receives in one order, and no wait leads back to "
         "itself."
     )
@@ -60,16 +60,16 @@ def test_messages_are_one_pattern() -> None:
 
 @pytest.mark.parametrize("flags", [TIED])
 def test_a_rehearsal_has_a_pattern_for_every_communicator(flags: tuple[str, ...]) -> None:
-    found = rehearsed(*flags)
-    patterns = {(one.communicator, one.kind): one for one in found.patterns}
+    rehearsal = rehearsed(*flags)
+    patterns = {(pattern.communicator, pattern.kind): pattern for pattern in rehearsal.patterns}
     names = {name.partition(".")[0] for name, _ in patterns}
     assert names == {"world", "dp", "tied", "pipe_forward", "pipe_backward"}
-    assert sum(one.num_calls for one in found.patterns) == found.num_operations
-    assert [one.to_json() for one in found.patterns] == found.to_json()["patterns"]
+    assert sum(pattern.num_calls for pattern in rehearsal.patterns) == rehearsal.num_operations
+    assert [pattern.to_json() for pattern in rehearsal.patterns] == rehearsal.to_json()["patterns"]
     # All but the opening of the group, and counts of tokens.
-    reduced = next(one for (_, kind), one in patterns.items() if kind == "all_reduce")
+    reduced = next(pattern for (_, kind), pattern in patterns.items() if kind == "all_reduce")
     assert reduced.num_calls >= reduced.num_identified
-    assert all("First used in the start" in one.no_hang for one in found.patterns)
+    assert all("First used in the start" in pattern.no_hang for pattern in rehearsal.patterns)
 
 
 def test_calls_that_do_not_fit_have_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:

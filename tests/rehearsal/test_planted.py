@@ -243,9 +243,9 @@ def test_a_copy_of_activations_that_waits_for_no_stream_is_told(
         return copy(self, way, copies, [] if way == direction else after)
 
     monkeypatch.setattr(RehearsedCopyStreams, "copy", early)
-    found = rehearsed(*flags)
-    assert rules_of(found) == {"rehearse-missing-wait"}
-    assert all(f"copy {direction} activations" in fault.text for fault in found.faults)
+    rehearsal = rehearsed(*flags)
+    assert rules_of(rehearsal) == {"rehearse-missing-wait"}
+    assert all(f"copy {direction} activations" in fault.text for fault in rehearsal.faults)
 
 
 def test_a_copy_of_slices_that_waits_for_no_stream_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def apply_plan(
     buckets = make_buckets(named_parameters(stages), specs, rule, like)
     install(stages.values(), buckets)
     if initial:
-        fill_initial(buckets, [stored_values(one) for one in buckets], plan, groups, device, pieces)
+        fill_initial(buckets, [*map(stored_values, buckets)], plan, groups, device, pieces)
     store.hold(buckets)
     operations.gatherer = exchange.gathering(plan, part, buckets, groups, pieces)
     executor = PipelineExecutor(

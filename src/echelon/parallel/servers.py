@@ -353,7 +353,8 @@ def server_model(
     """
     buckets = server_buckets(plan, server_of_rank(plan, groups.rank), device)
     if initial:
-        fill_initial(buckets, [one.value_slice for one in buckets], plan, groups, device, pieces)
+        flats = [bucket.value_slice for bucket in buckets]
+        fill_initial(buckets, flats, plan, groups, device, pieces)
     reduction = PushedSums(plan, groups, buckets)
     store = GradientStore(reduction, pieces)
     like = torch.empty(0, dtype=TORCH_DTYPES[plan.mathematics.precision.parameters], device=device)

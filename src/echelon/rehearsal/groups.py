@@ -132,7 +132,7 @@ class _Use:
     writes: tuple[torch.Tensor, ...]
     whole: torch.Tensor | None
     parts: tuple[Mapping[int, torch.Tensor], Mapping[int, torch.Tensor]] = ({}, {})
-    """What an exchange sends and receives, by the place of the other member."""
+    """Tensors that an exchange sends and receives, by the place of the other member."""
 
 
 class RehearsedGroup(Group):
@@ -271,9 +271,8 @@ class RehearsedGroup(Group):
                 for tensor in tensors:
                     order.uses(stream, tensor, work, writes=fills)
 
-    def _check_slice(self, whole: torch.Tensor, shard: torch.Tensor, name: str) -> None:
-        names = self._shapes.data
-        names.is_slice(names.of(whole, name), shard, name, self.index * shard.numel())
+    def _check_slice(self, full: torch.Tensor, shard: torch.Tensor, name: str) -> None:
+        self._shapes.data.is_slice(full, shard, name, self.index * shard.numel())
 
     def _parts(self, used: _Use, name: str) -> Iterator[ExchangePart]:
         """Yield the parts of an exchange with other members."""
@@ -350,8 +349,8 @@ class RehearsedGroup(Group):
                 sent_bytes=sent,
             )
         )
-        told = "all_to_all" if kind == "exchange" else kind
-        record = self._event(told, name, sent, self.recorder.now(), far)
+        event_kind = "all_to_all" if kind == "exchange" else kind
+        record = self._event(event_kind, name, sent, self.recorder.now(), far)
         self._shapes.flight.begin(number, name, used.reads, used.writes)
         stream = self._logged.name
         self._uses(stream, name, used.reads, used.writes)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Identity of data: which parameters, gradients or activations a tensor holds.
 
-Names of operations say what the engine means to send. A tensor says what it sends: its storage is
-that of a bucket at some element, or an action has just made it. A copy has the identity of its
-source. Rehearsed groups write the identity of each operation into the log, and tell where a name
-and its tensor differ.
+The name of an operation is the data that the engine means to send; its tensor is the data that it
+sends. The storage of the tensor belongs to a bucket, or an action has just made it. A copy has the
+identity of its source. Rehearsed groups write the identity of each operation into the log, and
+report names that differ from their tensors.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from echelon.parallel.offload.host_memory import storage_key
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.storage.buckets import Bucket
 from echelon.rehearsal.order import OTHER_DATA
@@ -24,12 +25,12 @@ from echelon.schedule.action import Action
 from echelon.schedule.messages import Payload, message_name
 
 Tell = Callable[[str, str], None]
-"""Told a rule that is broken, and how."""
+"""Called with a broken rule, and a sentence about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataName:
-    """Name the data of a tensor: the same on every rank that holds it."""
+    """The data of a tensor by name: the same on every rank that holds it."""
 
     text: str
     """Parameters from the first to the last one of a bucket, or the name of a message."""
@@ -45,7 +46,7 @@ class DataName:
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
-    """The storage of a copy, and where its elements come from."""
+    """The storage of a copy, and the storage of its source."""
 
     storage: weakref.ref[Any]
     source: weakref.ref[Any]
@@ -54,10 +55,10 @@ class _Copy:
 
 
 class DataNames:
-    """Know what the tensors of one rank hold."""
+    """The data of the tensors of one rank."""
 
     def __init__(self, tell: Tell) -> None:
-        """Know nothing yet; `tell` is told of names that differ from their data."""
+        """Know no tensor; call `tell` for names that differ from their data."""
         self._tell = tell
         self._buckets: Sequence[Bucket] = ()
         self._messages: dict[int, tuple[weakref.ref[Any], str]] = {}
@@ -68,17 +69,17 @@ class DataNames:
         self._buckets = buckets
 
     def is_message(self, tensor: torch.Tensor, name: str) -> None:
-        """Learn what an action has made or a receive brings; a storage is one message."""
+        """Note the message that an action made or that is received; a storage is one message."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         end = weakref.ref(storage, lambda _: self._messages.pop(key, None))
         self._messages[key] = (end, name)
 
     def copied(self, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Learn that a new tensor has the elements of another one."""
+        """Note that a new tensor has the elements of its source."""
         storage = target.untyped_storage()
         key = storage._cdata
-        if source.is_contiguous() and key != source.untyped_storage()._cdata:
+        if source.is_contiguous() and key != storage_key(source):
             self._copies[key] = _Copy(
                 weakref.ref(storage, lambda _: self._copies.pop(key, None)),
                 weakref.ref(source.untyped_storage()),
@@ -86,7 +87,7 @@ class DataNames:
             )
 
     def of(self, tensor: torch.Tensor, called: str) -> DataName | None:
-        """Return the data of a tensor that an operation `called` so is given; None if unknown."""
+        """Return the data of a tensor of the operation `called` so; None if unknown."""
         storage, element = tensor.untyped_storage(), int(tensor.storage_offset())
         while (copy := self._copies.get(storage._cdata)) is not None:
             storage, element = copy.source(), copy.first + element
@@ -98,10 +99,10 @@ class DataNames:
         last = called.rpartition(".")[2]
         if not last.startswith(("bucket", "tied")):
             return None
-        # Nearly always the bucket of that name.
+        # Nearly always it is the bucket of that name.
         for bucket in sorted(self._buckets, key=lambda bucket: bucket.name != last):
             for part, flat, first in _flats(bucket):
-                if flat.untyped_storage()._cdata == storage._cdata:
+                if storage_key(flat) == storage._cdata:
                     return DataName(
                         text=f"{part} of {_range_of(bucket)}",
                         offset=first + element - int(flat.storage_offset()),
@@ -110,7 +111,7 @@ class DataNames:
         return None
 
     def named(self, tensor: torch.Tensor, called: str, where: str) -> DataName | None:
-        """Return the data of an operation's tensor, and tell if its name says something else."""
+        """Return the data of an operation's tensor; report a name of other data."""
         data, last = self.of(tensor, called), called.rpartition(".")[2]
         if data is None:
             return None
@@ -121,24 +122,24 @@ class DataNames:
             self._tell(OTHER_DATA, f"{called} at {where} has the data of {of}")
         return data
 
-    def is_slice(self, whole: DataName | None, part: torch.Tensor, called: str, first: int) -> None:
-        """Tell where the slice that a rank gives or takes is not at element `first` of a whole."""
-        data = None if whole is None else self.of(part, called)
-        if whole is None or data is None:
+    def is_slice(self, full: torch.Tensor, part: torch.Tensor, called: str, first: int) -> None:
+        """Report the slice of a rank if it is not at element `first` of the full tensor."""
+        name, data = self.of(full, called), self.of(part, called)
+        if name is None or data is None:
             return
-        if data.text != whole.text or data.offset != whole.offset + first:
-            place = f"{whole.text}, from element {whole.offset + first:,}"
+        if data.text != name.text or data.offset != name.offset + first:
+            place = f"{name.text}, from element {name.offset + first:,}"
             self._tell(OTHER_DATA, f"the slice of {called} is {data}, and its place {place}")
 
     @contextmanager
     def following(self, executor: PipelineExecutor) -> Iterator[None]:
-        """Know what the actions of a pipeline make; tell of one that is given something else."""
+        """Note the messages that actions of a pipeline make; report inputs that are others."""
         names: Any = executor
         forward, backward = names._forward, names._backward
 
-        def run_forward(state: Any, action: Action, x_ND: Any, *rest: Any) -> Any:
+        def run_forward(state: Any, action: Action, x_ND: Any, *args: Any) -> Any:
             self._used(action, x_ND, Payload.ACTIVATION, -1)
-            return self._made(action, forward(state, action, x_ND, *rest), Payload.ACTIVATION, 1)
+            return self._made(action, forward(state, action, x_ND, *args), Payload.ACTIVATION, 1)
 
         def run_backward(state: Any, action: Action, dy_ND: Any) -> Any:
             self._used(action, dy_ND, Payload.GRADIENT, 1)
@@ -151,7 +152,7 @@ class DataNames:
             del names._forward, names._backward
 
     def _used(self, action: Action, x_ND: Any, payload: Payload, ahead: int) -> None:
-        """Compare what an action is given with what it computes on."""
+        """Compare the input that an action is given with the input that it needs."""
         if x_ND is None:
             return
         stage = action.stage
@@ -163,13 +164,12 @@ class DataNames:
     def _made(self, action: Action, out_ND: Any, payload: Payload, ahead: int) -> Any:
         if out_ND is not None:
             stage = action.stage
-            name = message_name(payload, action.microbatch, stage, stage + ahead)
-            self.is_message(out_ND, name)
+            self.is_message(out_ND, message_name(payload, action.microbatch, stage, stage + ahead))
         return out_ND
 
 
 def _flats(bucket: Bucket) -> Iterator[tuple[str, torch.Tensor, int]]:
-    """Yield the flat tensors of a bucket: what they hold, and their first element in it."""
+    """Yield the flat tensors of a bucket: their kind of data, and their first element in it."""
     yield "gradients", bucket.gradients, 0
     yield "gradients", bucket.gradient_slice, bucket.own.start
     yield "parameters", bucket.values, 0

@@ -42,6 +42,7 @@ from echelon.parallel.offload.host_memory import (
     CopyStreams,
     StreamEvent,
     TensorCopy,
+    storage_key,
 )
 from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.tensor_memory import BufferPool
@@ -99,7 +100,7 @@ class MemoryMeter:
     def is_for(self, term: str, tensors: Sequence[torch.Tensor]) -> None:
         """Say what the storages of tensors are for."""
         for tensor in tensors:
-            key = tensor.untyped_storage()._cdata
+            key = storage_key(tensor)
             if key in self._living:
                 num_bytes, before, end = self._living[key]
                 if before == term:
@@ -110,7 +111,7 @@ class MemoryMeter:
 
     def given_back(self, tensor: torch.Tensor) -> None:
         """Learn that the memory of a tensor may be used again, whatever still points to it."""
-        key = tensor.untyped_storage()._cdata
+        key = storage_key(tensor)
         num_bytes, term, end = self._living[key]
         self._add(term, -num_bytes)
         self._living[key] = (0, term, end)
@@ -175,7 +176,7 @@ class MeteredPool(BufferPool):
 
     def give_back(self, piece: torch.Tensor) -> None:
         """Take memory back; it is never lent again, so that each loan is a storage of its own."""
-        self._released(piece.untyped_storage()._cdata)
+        self._released(storage_key(piece))
         self._meter.given_back(piece)
 
 
@@ -285,7 +286,7 @@ class MemoryInFlight:
         for tensors, written in ((reads, False), (writes, True)):
             for tensor in tensors:
                 begin, end = extent_of(tensor)
-                key = tensor.untyped_storage()._cdata
+                key = storage_key(tensor)
                 region = _Region(
                     begin=begin,
                     end=end,
@@ -311,15 +312,15 @@ class MemoryInFlight:
         regions = self._regions
         if not regions:
             return ()
-        return [one for one in tensors if one.untyped_storage()._cdata in regions]
+        return [tensor for tensor in tensors if storage_key(tensor) in regions]
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Return whether something of the storage of a tensor is under way."""
-        return tensor.untyped_storage()._cdata in self._regions
+        return storage_key(tensor) in self._regions
 
     def touched(self, tensor: torch.Tensor, *, write: bool, by: str, where: str) -> None:
         """Learn that the computation reads or writes a tensor."""
-        regions = self._regions.get(tensor.untyped_storage()._cdata, ())
+        regions = self._regions.get(storage_key(tensor), ())
         begin, end = extent_of(tensor)
         for region in regions:
             if (region.written or write) and begin < region.end and region.begin < end:

@@ -43,7 +43,7 @@ _AT_PEAK: Mapping[str, tuple[tuple[str, ...], float]] = {
     "buffers": ((BUFFERS, OTHER), STATE_ERROR),
     "activations and messages": ((ACTIVATIONS, MESSAGES), PEAK_ERROR),
 }
-"""Terms of a peak that are told together, and their share of the peak that may be off."""
+"""Terms of a peak that are compared together, and their share of the peak that may be off."""
 
 
 def with_sums_of_nccl(plan: Plan) -> Plan:
@@ -54,14 +54,13 @@ def with_sums_of_nccl(plan: Plan) -> Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanNumber:
-    """A number of a plan for one rank, and the same number of its rehearsal."""
+    """A number of a plan for a rank, and the same number of its rehearsal."""
 
     rank: int
-    """The rank."""
     name: str
     """The number, as ``sent over dp``."""
     part: str = ""
-    """The part of the schedule that it counts, as ``F0``; "" of all."""
+    """The part of the schedule that is counted, as ``F0``; "" of all."""
     planned: float
     """Its value in the plan."""
     rehearsed: float
@@ -69,13 +68,13 @@ class PlanNumber:
     error: float
     """The part of the difference that counts."""
     allowed: float = 0.0
-    """The largest error that is none."""
+    """The largest error that holds."""
     note: str = ""
     """The place of the difference; "" without one."""
 
     @property
     def holds(self) -> bool:
-        """True if both are the same."""
+        """True if the error is allowed."""
         return self.error <= self.allowed
 
     @property
@@ -101,28 +100,28 @@ class PlanNumber:
 
 
 def plan_numbers(
-    plan: Plan, found: RankRehearsal, peak: RankPeak, sent: Mapping[str, int]
+    plan: Plan, rehearsal: RankRehearsal, peak: RankPeak, sent: Mapping[str, int]
 ) -> Iterator[PlanNumber]:
-    """Yield the numbers of a plan for a rank beside those of its rehearsal.
+    """Yield the numbers of a plan for a rank, with their values in its rehearsal.
 
     `peak` and `sent` are the plan's peak of the rank, and its bytes of the last step by axis.
     """
-    rank = found.rank
-    for axis in sorted({*sent, *found.sent}):
-        numbers = sent.get(axis, 0), found.sent.get(axis, 0)
-        yield _counted(rank, f"sent over {axis}", *numbers)
-    if not plan.mathematics.local_sgd.active:
+    rank = rehearsal.rank
+    for axis in sorted({*sent, *rehearsal.sent}):
+        yield _counted(rank, f"sent over {axis}", sent.get(axis, 0), rehearsal.sent.get(axis, 0))
+    every_step = not plan.mathematics.local_sgd.active
+    if every_step:
         for axis, far in sorted(far_bytes_by_axis(bytes_sent(plan, rank)).items()):
             name = f"sent over {axis} to other nodes"
-            yield _counted(rank, name, far, found.far_sent.get(axis, 0))
+            yield _counted(rank, name, far, rehearsal.far_sent.get(axis, 0))
     for term in STATE_TERMS:
         name = f"{term} between steps"
-        yield _counted(rank, name, peak.terms.get(term, 0), found.held.get(term, 0))
-    yield from _of_peak(found, peak)
+        yield _counted(rank, name, peak.terms.get(term, 0), rehearsal.held.get(term, 0))
+    yield from _of_peak(rehearsal, peak)
     if not plan.mesh.is_server(rank):
-        yield from _of_schedule(plan, found)
-        if not plan.mathematics.local_sgd.active:
-            yield from _in_a_step(plan, found)
+        yield from _of_schedule(plan, rehearsal)
+        if every_step:
+            yield from _in_a_step(plan, rehearsal)
 
 
 def _counted(rank: int, name: str, planned: float, rehearsed: float, part: str = "") -> PlanNumber:
@@ -136,44 +135,44 @@ def _counted(rank: int, name: str, planned: float, rehearsed: float, part: str =
     )
 
 
-def _of_peak(found: RankRehearsal, peak: RankPeak) -> Iterator[PlanNumber]:
-    """Yield the peak, and each group of its terms by the part of the peak's error that it explains.
+def _of_peak(rehearsal: RankRehearsal, peak: RankPeak) -> Iterator[PlanNumber]:
+    """Yield the peak, and groups of its terms with the part of its error that each explains.
 
-    Two moments may be equally high. So a term counts as wrong only where the peak is off, too.
+    Two moments may be equally high. So a term counts as wrong only if the peak is off, too.
     """
-    whole, off = found.peak_bytes, peak.bytes - found.peak_bytes
+    highest, off = rehearsal.peak_bytes, peak.bytes - rehearsal.peak_bytes
     note = f"the plan's moment is {peak.where}"
     yield PlanNumber(
-        rank=found.rank,
+        rank=rehearsal.rank,
         name=PEAK,
         planned=peak.bytes,
-        rehearsed=whole,
+        rehearsed=highest,
         error=abs(off),
-        allowed=PEAK_ERROR * whole,
+        allowed=PEAK_ERROR * highest,
         note=note,
     )
     for name, (terms, share) in _AT_PEAK.items():
         planned, rehearsed = (
-            sum(there.get(term, 0) for term in terms) for there in (peak.terms, found.at_peak)
+            sum(values.get(term, 0) for term in terms) for values in (peak.terms, rehearsal.at_peak)
         )
         explained = min(abs(planned - rehearsed), abs(off))
         yield PlanNumber(
-            rank=found.rank,
+            rank=rehearsal.rank,
             name=f"{name} at the peak",
             planned=planned,
             rehearsed=rehearsed,
             error=explained if (planned - rehearsed) * off > 0 else 0.0,
-            allowed=share * whole,
+            allowed=share * highest,
             note=note,
         )
 
 
-def _in_a_step(plan: Plan, found: RankRehearsal) -> Iterator[PlanNumber]:
+def _in_a_step(plan: Plan, rehearsal: RankRehearsal) -> Iterator[PlanNumber]:
     """Yield bounds of gathered parameters and of buffers, and the most of each in the rehearsal.
 
     Keys of other context ranks and rows of experts are activations of a block there.
     """
-    terms = transient_terms(with_sums_of_nccl(plan), pp_rank_of(plan, found.rank))
+    terms = transient_terms(with_sums_of_nccl(plan), pp_rank_of(plan, rehearsal.rank))
     on_device = {term.name: term.bytes for term in terms if term.pool == "device"}
     gathered = on_device.pop(WHOLE_UNITS, 0)
     buffers = sum(size for name, size in on_device.items() if name not in (ATTENTION, IN_DISPATCH))
@@ -181,35 +180,37 @@ def _in_a_step(plan: Plan, found: RankRehearsal) -> Iterator[PlanNumber]:
         ("gathered parameters", GATHERED, gathered),
         ("buffers", BUFFERS, buffers),
     ):
-        rehearsed = found.most.get(term, 0)
+        rehearsed = rehearsal.most.get(term, 0)
         yield PlanNumber(
-            rank=found.rank,
+            rank=rehearsal.rank,
             name=f"{name} in a step, at most",
             planned=most,
             rehearsed=rehearsed,
             error=max(0, rehearsed - most),
-            allowed=STATE_ERROR * found.peak_bytes,
+            allowed=STATE_ERROR * rehearsal.peak_bytes,
         )
 
 
-def _of_schedule(plan: Plan, found: RankRehearsal) -> Iterator[PlanNumber]:
-    """Yield counts of the schedule beside those of the executor."""
-    plan, rank = plan_and_rank(plan, found.rank)
+def _of_schedule(plan: Plan, rehearsal: RankRehearsal) -> Iterator[PlanNumber]:
+    """Yield counts of the schedule, and of the executor."""
+    plan, rank = plan_and_rank(plan, rehearsal.rank)
     place, schedule = pp_rank_of(plan, rank), schedule_from_plan(plan)
     row = schedule.actions[place]
-    names, ran = [str(action) for action in row], [point.action for point in found.points]
+    names, ran = [str(action) for action in row], [point.action for point in rehearsal.points]
     pairs = enumerate(zip(ran, names, strict=False))
     note = next((f"action {at} was {a}, not {b}" for at, (a, b) in pairs if a != b), "")
-    order = _counted(found.rank, ACTIONS, len(names), len(ran))
+    order = _counted(rehearsal.rank, ACTIONS, len(names), len(ran))
     yield replace(order, error=max(order.error, float(bool(note))), note=note)
-    planned, executed = (Counter(one.split(".")[0] for one in each) for each in (names, ran))
+    planned, executed = (Counter(name.split(".")[0] for name in each) for each in (names, ran))
     for kind in sorted({*planned, *executed}):
-        yield _counted(found.rank, ACTIONS, planned[kind], executed[kind], kind)
+        yield _counted(rehearsal.rank, ACTIONS, planned[kind], executed[kind], kind)
     channels = ScheduleMessages.from_schedule(schedule).channels.items()
     messages = sum(len(sent) for channel, sent in channels if channel[0] == place)
-    sends = sum(event.kind == SEND and event.axis == Axis.PP.value for event in found.events)
-    yield _counted(found.rank, "messages of the schedule", messages, sends)
-    yield _counted(found.rank, IN_FLIGHT, peak_in_flight(row), found.in_flight[None])
+    sends = sum(event.kind == SEND and event.axis == Axis.PP.value for event in rehearsal.events)
+    yield _counted(rehearsal.rank, "messages of the schedule", messages, sends)
+    yield _counted(rehearsal.rank, IN_FLIGHT, peak_in_flight(row), rehearsal.in_flight[None])
     for stage in schedule.stages_of(place):
         most = peak_in_flight([action for action in row if action.stage == stage])
-        yield _counted(found.rank, IN_FLIGHT, most, found.in_flight[stage], f"stage {stage}")
+        yield _counted(
+            rehearsal.rank, IN_FLIGHT, most, rehearsal.in_flight[stage], f"stage {stage}"
+        )

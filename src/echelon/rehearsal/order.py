@@ -86,7 +86,7 @@ class Issue:
     offset: int = 0
     """The first element of the data."""
     parts: tuple[ExchangePart, ...] = ()
-    """What an exchange sends to other members and receives from them."""
+    """Messages of an exchange with other members."""
     opens: bool = False
     """Whether it is the first of its members, in which the host waits for all of them."""
     sent_bytes: int = field(default=0, compare=False)
@@ -325,7 +325,7 @@ def _standing(call: _Call) -> str:
     at = f" at {issue.task}" if issue.task else ""
     first = "the first call, " if issue.opens else ""
     call_name = f"{first}{issue.kind} {issue.name} of {issue.communicator}"
-    return f"ranks like {call.by} stand at {call_name}{at}"
+    return f"ranks like {call.by} wait at {call_name}{at}"
 
 
 def _difference(

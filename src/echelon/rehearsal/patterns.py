@@ -7,8 +7,8 @@ on time.
 
 no hang    Each call waits for fixed calls before it. Their graph has no circle (`order.py`), so
            while calls are left, all that one of them waits for has ended: it can run.
-no mixing  The n-th call of a rank on a communicator meets the n-th of each other member, for the
-           lists are fixed and NCCL keeps their order. These calls have equal data.
+no mixing  The n-th calls of all members of a communicator are one operation, for the lists are
+           fixed and NCCL keeps their order. These calls have equal data.
 """
 
 from __future__ import annotations
@@ -16,14 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from echelon.rehearsal.order import (
-    RECEIVE,
-    SEND,
-    Entry,
-    Issue,
-    Made,
-    RankClass,
-)
+from echelon.rehearsal.order import RECEIVE, SEND, Entry, Issue, Made, RankClass
 
 MESSAGES = "messages"
 """The kind of sends and receives together."""
@@ -31,7 +24,7 @@ MESSAGES = "messages"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """Say why one kind of call on communicators of one name neither hangs nor mixes data."""
+    """Reasons why one kind of call on communicators of one name neither hangs nor mixes data."""
 
     communicator: str
     """The name that each member has for it."""
@@ -66,7 +59,7 @@ def patterns_of(
     `every_rank`: each rank of the run has its log, so that elements and parts were compared.
     """
     places: dict[str, int] = {}
-    found: dict[tuple[str, str], list[Issue]] = {}
+    calls: dict[tuple[str, str], list[Issue]] = {}
     first_uses: dict[str, dict[str, None]] = {}
     for log in logs.values():
         number = 0
@@ -76,7 +69,7 @@ def patterns_of(
                 number += 1
             elif isinstance(entry, Issue):
                 kind = MESSAGES if entry.kind in (SEND, RECEIVE) else entry.kind
-                found.setdefault((entry.communicator, kind), []).append(entry)
+                calls.setdefault((entry.communicator, kind), []).append(entry)
                 if entry.opens:
                     uses = first_uses.setdefault(entry.communicator, {})
                     uses[entry.task or "the start"] = None
@@ -85,11 +78,11 @@ def patterns_of(
             communicator=name,
             kind=kind,
             num_calls=len(issues),
-            num_identified=(known := sum(bool(one.data) for one in issues)),
+            num_identified=(known := sum(bool(issue.data) for issue in issues)),
             no_hang=_opening(places.get(name), list(first_uses[name])) + _WAITS[kind == MESSAGES],
             no_mixing=_pairing(kind, issues, known, every_rank=every_rank),
         )
-        for (name, kind), issues in found.items()
+        for (name, kind), issues in calls.items()
     )
 
 
@@ -101,23 +94,23 @@ _WAITS = {
 
 
 def _opening(place: int | None, first_uses: Sequence[str]) -> str:
-    """Return when the communicator is made and first used."""
+    """The places where the communicator is made and first used, in a sentence."""
     made = "" if place is None else f"All ranks make it as number {place}. "
     return f"{made}First used in {', '.join(first_uses)}, where hosts wait in no circle."
 
 
 def _pairing(kind: str, issues: Sequence[Issue], identified: int, *, every_rank: bool) -> str:
-    """Return what is equal in calls of one number."""
+    """The data that calls of one number have in common, in a sentence."""
     at = " from the same element" if every_rank else ""
     if kind == MESSAGES:
         return (
-            "Calls of one number meet. What an end sends is what the other end computes on: "
-            "payload, microbatch and stages."
+            "Calls of one number are one message. One end sends the data that the other computes "
+            "on: payload, microbatch and stages."
         )
     if kind == "exchange":
         size = f"as many bytes, and the same known parameters{at}" if every_rank else "one name"
-        return f"Calls of one number meet: what a member sends and the other receives has {size}."
+        return f"Calls of one number are one exchange: both ends of each message have {size}."
     named = len(issues) - identified
     ranges = f" {identified:,} have the same parameters{at}." if identified else ""
     names = f" {named:,} have the same name in the same action." if named else ""
-    return f"Calls of one number meet, with equal kind, bytes and dtype.{ranges}{names}"
+    return f"Calls of one number have equal kind, bytes and dtype.{ranges}{names}"

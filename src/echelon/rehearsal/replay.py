@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Microbatches that are alike: a few are walked, and the others are written down again.
+"""Microbatches that are alike: a few are walked, the others are replayed.
 
-Of the microbatches of a stage the first makes what stays, and the last sums gradients. All between
-do the same where no bucket is gathered or summed for each of them, and where they come in one order
-forward and backward. The engine walks the first three and the last. The second and the third must
-have asked for the same: the same operations, kernels and memory, in one order. Then this is written
-down again for each of the others, with memory of its own, and nothing is computed. Messages between
-stages are never replayed: the executor sends and receives those of each microbatch.
+The first microbatch of a stage makes the memory that stays, the last sums gradients. All between
+are alike if no bucket is gathered or summed for each of them, and if they come in one order forward
+and backward. The engine walks the first three and the last. The second and the third must ask for
+the same operations, kernels and memory, in one order. A replay writes these down for each of the
+others and computes nothing. Messages between stages are never replayed: the executor sends and
+receives the messages of each microbatch.
 
 A microbatch is closed: memory that its passes make ends in them, and the operations that they issue
-are awaited in them. Where that is not so, `NotAlike` is raised, and all are to be walked.
-A few tensors live on: what the executor is given, and what routers note of each microbatch. These
-are tensors in a replay, too. All other memory is a number in it.
+are awaited in them. Otherwise `NotAlike` is raised, and all microbatches are walked. A few tensors
+live on: those of the executor, and statistics of routers. These are tensors in a replay, too. All
+other memory is a number in it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import torch
 
 from echelon.core.event import Event, EventList
 from echelon.parallel.expert.balance import Balancer, RoutingStatistics
+from echelon.parallel.offload.host_memory import storage_key
 from echelon.parallel.pipeline import PipelineExecutor, StepState
 from echelon.rehearsal.memory import MemoryMeter
 from echelon.rehearsal.order import Entry, HostRead, Issue, Made, Wait
@@ -42,11 +43,11 @@ WALKED_FIRST = 3
 
 
 class NotAlike(Exception):
-    """Raised where microbatches of a stage cannot stand for each other."""
+    """Raised if microbatches of a stage differ."""
 
 
 class MemoryChange(NamedTuple):
-    """Say that so many bytes of a term are there more or less, and which storage begins or ends."""
+    """Bytes of a term that are added or end, and their storage."""
 
     term: str
     num_bytes: int
@@ -76,7 +77,7 @@ class RecordedMemory(MemoryMeter):
 
     def made(self, tensor: torch.Tensor) -> None:
         """Count the storage of a tensor, if it is new."""
-        key = _address(tensor)
+        key = storage_key(tensor)
         is_new = key not in self._living
         super().made(tensor)
         if is_new:
@@ -117,22 +118,22 @@ class RecordedWork(WorkCounter):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedPass:
-    """Hold what one pass of a microbatch through a stage has asked for."""
+    """The record of one pass of a microbatch through a stage."""
 
     changes: Sequence[MemoryChange]
-    """How its memory grows and shrinks."""
+    """Changes of its memory."""
     entries: Sequence[Entry]
-    """Its log; waits name the number of their operation among those of the microbatch."""
+    """Its log; a wait has the number of its operation in the microbatch."""
     kernels: Mapping[KernelWork, int]
-    """Kernels that it launches, and how often."""
+    """Kernels, and their number of launches."""
     events: Sequence[Event]
     """Events, without times and microbatch."""
     far_bytes: Mapping[str, int]
-    """Bytes of them that go to ranks on other nodes, by axis."""
+    """Bytes of the events that go to ranks on other nodes, by axis."""
     tensors: Mapping[str, tuple[torch.Size, torch.dtype]]
     """Tensors that it makes and that live on, by role."""
     statistics: Sequence[tuple[int, Sequence[str]]]
-    """Of each layer that notes how it routes: the roles of the statistics, in their order."""
+    """Layers with routers, and the roles of their statistics in order."""
     keeps: frozenset[str]
     """Roles of tensors of the executor that the graph or put-off work of the microbatch holds."""
 
@@ -153,8 +154,8 @@ class Microbatch:
     ) -> Sequence[MemoryChange]:
         """Return changes with numbers and `roles` in the place of addresses.
 
-        Raises NotAlike where a storage ends that this microbatch did not make, or where one with a
-        role is not made in this pass.
+        Raises NotAlike if a storage of another microbatch ends, or if a storage with a role is not
+        made in this pass.
         """
         named: list[MemoryChange] = []
         made: dict[int, int] = {}
@@ -172,16 +173,16 @@ class Microbatch:
             named.append(change._replace(storage=storage))
         for address, role in roles.items():
             if address not in made:
-                raise NotAlike(f"the {role} has no memory of its own")
+                raise NotAlike(f"the {role} has no memory in its pass")
             named[made[address]] = named[made[address]]._replace(storage=role)
             self.storages[address] = role
         return named
 
     def canonical_entries(self, log: Sequence[Entry], start: int, task: str) -> Sequence[Entry]:
-        """Return what stands in a log from `start` on, without the task of the pass.
+        """Return the entries of a log from `start` on, without the task of the pass.
 
-        Waits name the number of their operation among those of the microbatch. Raises NotAlike
-        where one of another microbatch is awaited.
+        A wait has the number of its operation in the microbatch. Raises NotAlike if an operation of
+        another microbatch is awaited.
         """
         named: list[Entry] = []
         for place in range(start, len(log)):
@@ -200,7 +201,7 @@ class Microbatch:
         return named
 
     def write_again(self, log: list[Entry], entries: Sequence[Entry], task: str) -> None:
-        """Write entries into a log: with `task`, and with waits for operations of this one."""
+        """Write entries into a log: with `task`, and waits for this microbatch's operations."""
         for entry in entries:
             if isinstance(entry, Wait):
                 log.append(Wait(issue=self.issues[entry.issue]))
@@ -214,7 +215,7 @@ class Microbatch:
 
     @property
     def is_closed(self) -> bool:
-        """True if all is awaited, and no storage is left but those that have a role."""
+        """True if all operations are awaited, and each storage that is left has a role."""
         left = any(isinstance(storage, int) for storage in self.storages.values())
         return not left and self.num_awaited == len(self.issues)
 
@@ -230,9 +231,9 @@ class MicrobatchReplay:
         balancer: Balancer | None,
         actions: Sequence[Action],
     ) -> None:
-        """Replay microbatches of `actions`, those of the rank of `executor` in a step.
+        """Replay microbatches of `actions`, which the rank of `executor` runs in a step.
 
-        Of no actions all microbatches are walked.
+        Without actions all microbatches are walked.
         """
         self._shapes, self._events = shapes, events
         self._executor, self._balancer = executor, balancer
@@ -242,10 +243,10 @@ class MicrobatchReplay:
         for (stage, microbatch), group in self._group_of.items():
             members.setdefault(group, []).append(microbatch)
             last[stage] = microbatch
-        self._recorded = {group: one[1:WALKED_FIRST] for group, one in members.items()}
+        self._recorded = {group: alike[1:WALKED_FIRST] for group, alike in members.items()}
         self._replayed = {
-            group: frozenset(one[WALKED_FIRST:]) - {last[group[0]]}
-            for group, one in members.items()
+            group: frozenset(alike[WALKED_FIRST:]) - {last[group[0]]}
+            for group, alike in members.items()
         }
         self._passes: dict[tuple[Group, ActionKind], list[RecordedPass]] = {}
         self._microbatches: dict[tuple[int, int], Microbatch] = {}
@@ -256,19 +257,19 @@ class MicrobatchReplay:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Stand between the executor and the model, where there are microbatches to replay."""
+        """Wrap methods of the executor and the model, if any microbatch is replayed."""
         executor, store = self._executor, self._executor.store
-        wrapped: list[tuple[Any, str, Callable[..., Any]]] = [
-            (executor, "_run_step", self._run_step),
-            (executor, "_forward", self._forward),
-            (executor, "_backward", self._backward),
-            (store, "run_deferred", self._weights),
-            (store, "run_collected", self._weights),
-        ]
-        if self._balancer is not None:
-            wrapped.append((self._balancer, "record", self._note))
-        if not any(self._replayed.values()):
-            wrapped.clear()
+        wrapped: list[tuple[Any, str, Callable[..., Any]]] = []
+        if any(self._replayed.values()):
+            wrapped = [
+                (executor, "_run_step", self._run_step),
+                (executor, "_forward", self._forward),
+                (executor, "_backward", self._backward),
+                (store, "run_deferred", self._weights),
+                (store, "run_collected", self._weights),
+            ]
+            if self._balancer is not None:
+                wrapped.append((self._balancer, "record", self._note))
         for owner, name, method in wrapped:
             setattr(owner, name, partial(method, getattr(owner, name)))
         try:
@@ -302,11 +303,11 @@ class MicrobatchReplay:
         x_ND: torch.Tensor | None,
         *args: Any,
     ) -> torch.Tensor | None:
-        key, last = (action.stage, action.microbatch), self._executor.stages[action.stage].last
+        key, last = _key(action), self._executor.stages[action.stage].last
         microbatch = self._microbatches[key] = Microbatch()
         if not self._is_replayed(action):
             if x_ND is not None:
-                microbatch.storages[_address(x_ND)] = INPUT
+                microbatch.storages[storage_key(x_ND)] = INPUT
             with self._walked(action.kind) as given:
                 output = run(state, action, x_ND, *args)
                 given[OUTPUT] = state.losses[action.microbatch] if last else output
@@ -328,11 +329,11 @@ class MicrobatchReplay:
         action: Action,
         dy_ND: torch.Tensor | None,
     ) -> torch.Tensor | None:
-        key = (action.stage, action.microbatch)
+        key = _key(action)
         microbatch = self._microbatches[key]
         if not self._is_replayed(action):
             if dy_ND is not None:
-                microbatch.storages[_address(dy_ND)] = OUTPUT_GRADIENT
+                microbatch.storages[storage_key(dy_ND)] = OUTPUT_GRADIENT
             with self._walked(action.kind) as given:
                 before = _holders(dy_ND)
                 dx_ND = run(state, action, dy_ND)
@@ -342,41 +343,40 @@ class MicrobatchReplay:
             return dx_ND
         tensors, keeps = microbatch.tensors, self._pass(action.kind).keeps
         held: dict[str, Any] = {OUTPUT: state.outputs.pop(key), INPUT: state.inputs.pop(key, None)}
-        tensors |= {role: one for role, one in held.items() if one is not self._no_graph}
-        held.clear()
+        tensors |= {role: held.pop(role) for role in [*held] if held[role] is not self._no_graph}
         dx_ND = self._again(action.kind, INPUT_GRADIENT)
         ends = {INPUT_GRADIENT: dx_ND, OUTPUT_GRADIENT: dy_ND}
-        tensors |= {role: one for role, one in ends.items() if one is not None and role in keeps}
+        tensors |= {role: end for role, end in ends.items() if end is not None and role in keeps}
         return dx_ND
 
     def _weights(self, run: Callable[..., None], *args: Any) -> None:
-        """Compute weight gradients: those of a W, or those that a BW has put off."""
+        """Compute weight gradients: of a W, or put off by a BW."""
         action = self._action
         if self._walking or action is None:
             run(*args)
             return
         if self._is_replayed(action):
             self._again(ActionKind.W)
-            del self._microbatches[action.stage, action.microbatch]
+            del self._microbatches[_key(action)]
             return
         with self._walked(ActionKind.W):
             run(*args)
-        ended = self._microbatches.pop((action.stage, action.microbatch))
+        ended = self._microbatches.pop(_key(action))
         if self._is_recorded(action) and not ended.is_closed:
             raise NotAlike("memory or an operation of a microbatch is left after its last pass")
 
     def _note(
         self, run: Callable[[int, RoutingStatistics], None], layer: int, noted: RoutingStatistics
     ) -> None:
-        """Keep how a microbatch was routed."""
+        """Keep the statistics of a router for a microbatch."""
         memory = self._shapes.memory
         if isinstance(memory, RecordedMemory) and memory.changes is not None:
             memory.changes.append(MemoryChange("", 0, NOTED, len(self._statistics)))
             self._statistics.append((layer, noted))
-        run(layer, noted)  # which ends the memory of those that were there
+        run(layer, noted)  # which ends the memory of earlier statistics
 
     def _group(self, action: Action) -> Group:
-        return self._group_of[action.stage, action.microbatch]
+        return self._group_of[_key(action)]
 
     def _is_replayed(self, action: Action) -> bool:
         return action.microbatch in self._replayed[self._group(action)]
@@ -386,16 +386,12 @@ class MicrobatchReplay:
 
     @contextmanager
     def _walked(self, kind: ActionKind) -> Iterator[dict[str, torch.Tensor | None]]:
-        """Let the engine compute a pass inside; record it where others are to be like it.
+        """Let the engine compute a pass inside; record it if others are replayed from it.
 
-        The mapping takes what the executor is given, by role, and the gradient of the output where
-        it is held longer.
+        The mapping takes the results of the pass by role, and the gradient of the output if it is
+        held longer.
         """
-        action, shapes, results = (
-            self._action,
-            self._shapes,
-            dict[str, torch.Tensor | None](),
-        )
+        action, shapes, results = self._action, self._shapes, dict[str, torch.Tensor | None]()
         assert action is not None
         log, events = shapes.log.entries, self._events.events
         far_bytes = self._executor.recorder.far_bytes
@@ -410,26 +406,29 @@ class MicrobatchReplay:
         self._walking = False
         if not self._is_recorded(action):
             return
-        kept = results.pop(OUTPUT_GRADIENT, None)
-        given = {role: one for role, one in results.items() if one is not None}
-        keeps = {role for role, one in given.items() if _references(one) > 1}
-        keeps |= set() if kept is None else {OUTPUT_GRADIENT}
+        held_longer = results.pop(OUTPUT_GRADIENT, None) is not None
+        given = {role: tensor for role, tensor in results.items() if tensor is not None}
+        keeps = {role for role in given if _references(given[role]) > 1}
+        keeps |= {OUTPUT_GRADIENT} if held_longer else set()
         statistics: list[tuple[int, Sequence[str]]] = []
-        roles = {_address(one): role for role, one in given.items()}
+        roles = {storage_key(tensor): role for role, tensor in given.items()}
         for layer, noted in self._statistics:
-            tensors = [getattr(noted, one.name) for one in fields(noted)]
+            tensors = [getattr(noted, field.name) for field in fields(noted)]
             for place, tensor in enumerate(tensors):
-                given[roles.setdefault(_address(tensor), f"statistics {layer}.{place}")] = tensor
-            statistics.append((layer, [roles[_address(tensor)] for tensor in tensors]))
-        microbatch = self._microbatches[action.stage, action.microbatch]
+                given[roles.setdefault(storage_key(tensor), f"statistics {layer}.{place}")] = tensor
+            statistics.append((layer, [roles[storage_key(tensor)] for tensor in tensors]))
+        microbatch = self._microbatches[_key(action)]
         self._passes.setdefault((self._group(action), kind), []).append(
             RecordedPass(
                 changes=microbatch.canonical(changes, roles),
                 entries=microbatch.canonical_entries(log, num_entries, str(action)),
                 kernels=kernels,
-                events=[_without_times(one) for one in events[num_events:]],
+                events=[
+                    replace(event, microbatch=0, start=0.0, end=0.0, waited_s=0.0)
+                    for event in events[num_events:]
+                ],
                 far_bytes=far_bytes - far_before,
-                tensors={role: (one.shape, one.dtype) for role, one in given.items()},
+                tensors={role: (tensor.shape, tensor.dtype) for role, tensor in given.items()},
                 statistics=statistics,
                 keeps=frozenset(keeps),
             )
@@ -437,9 +436,9 @@ class MicrobatchReplay:
         self._statistics.clear()
 
     def _pass(self, kind: ActionKind) -> RecordedPass:
-        """Return the pass that those of its group are like.
+        """Return the recorded pass of a group.
 
-        Raises NotAlike if two of them differ, or where they come in another order.
+        Raises NotAlike if two passes of the group differ, or come in another order.
         """
         assert self._action is not None
         passes = self._passes.get((self._group(self._action), kind), [])
@@ -451,18 +450,21 @@ class MicrobatchReplay:
         return passes[0]
 
     def _again(self, kind: ActionKind, result: str = "") -> torch.Tensor | None:
-        """Write down again what a pass asks for; return the tensor with the role `result`."""
+        """Replay a pass; return the tensor with the role `result`."""
         action, shapes, recorded = self._action, self._shapes, self._pass(kind)
         memory = shapes.memory
         assert action is not None
         assert isinstance(memory, RecordedMemory)
-        microbatch = self._microbatches[action.stage, action.microbatch]
+        microbatch = self._microbatches[_key(action)]
         tensors = microbatch.tensors
         for change in recorded.changes:
             if change.kind == NOTED:
                 layer, roles = recorded.statistics[int(change.storage)]
                 assert self._balancer is not None
-                self._balancer.record(layer, _statistics([tensors[role] for role in roles]))
+                names = (part.name for part in fields(RoutingStatistics))
+                noted = {name: tensors[role] for name, role in zip(names, roles, strict=True)}
+                self._balancer.record(layer, RoutingStatistics(**noted))
+                noted.clear()
                 for role in set(roles):
                     del tensors[role]
             elif _is_counted(change):
@@ -485,7 +487,7 @@ class MicrobatchReplay:
 
 @contextmanager
 def _recorded(shapes: ShapesOnly) -> Iterator[tuple[list[MemoryChange], Counter[KernelWork]]]:
-    """Give the changes of memory and the kernels of what happens inside."""
+    """Collect the changes of memory and the kernels of the code inside."""
     memory, work = shapes.memory, shapes.work
     assert isinstance(memory, RecordedMemory)
     assert isinstance(work, RecordedWork)
@@ -499,15 +501,17 @@ def _recorded(shapes: ShapesOnly) -> Iterator[tuple[list[MemoryChange], Counter[
 def without_detours(changes: Sequence[MemoryChange]) -> Sequence[MemoryChange]:
     """Return changes with the same highest points and the same end.
 
-    Of neighbours that change one term and that have no role only the way to the highest of them is
-    left, and the way from there to the last.
+    Neighbours that change one term and that have no role become two changes: to the highest point,
+    and from there to the last.
     """
     shorter: list[MemoryChange] = []
-    for (term, counted), run in groupby(changes, key=lambda one: (one.term, _is_counted(one))):
+    for (term, counted), run in groupby(
+        changes, key=lambda change: (change.term, _is_counted(change))
+    ):
         if not counted:
             shorter += run
             continue
-        heights = list(accumulate(one.num_bytes for one in run))
+        heights = list(accumulate(change.num_bytes for change in run))
         highest = max(0, *heights)
         steps = (highest, heights[-1] - highest)
         shorter += (MemoryChange(term, step) for step in steps if step)
@@ -515,7 +519,7 @@ def without_detours(changes: Sequence[MemoryChange]) -> Sequence[MemoryChange]:
 
 
 def _is_counted(change: MemoryChange) -> bool:
-    """True if a change of memory is a number in a replay, and no tensor begins or ends."""
+    """True if no tensor of a replay begins or ends with the change."""
     return change.kind != NOTED and isinstance(change.storage, int)
 
 
@@ -523,26 +527,16 @@ def groups_of_microbatches(actions: Sequence[Action]) -> Mapping[tuple[int, int]
     """Return the group of each stage and microbatch, in the order of their forward passes."""
     kinds: dict[tuple[int, int], str] = {}
     for action in actions:
-        key = (action.stage, action.microbatch)
-        kinds[key] = f"{kinds.get(key, '')} {action.kind.value}"
+        kinds[_key(action)] = f"{kinds.get(_key(action), '')} {action.kind.value}"
     return {key: (key[0], names) for key, names in kinds.items()}
 
 
-def _statistics(tensors: Sequence[torch.Tensor]) -> RoutingStatistics:
-    names = [one.name for one in fields(RoutingStatistics)]
-    return RoutingStatistics(**dict(zip(names, tensors, strict=True)))
-
-
-def _without_times(event: Event) -> Event:
-    return replace(event, microbatch=0, start=0.0, end=0.0, waited_s=0.0)
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+def _key(action: Action) -> tuple[int, int]:
+    return action.stage, action.microbatch
 
 
 def _holders(tensor: torch.Tensor | None) -> int:
-    """Return how many names, graphs and tensors hold a tensor or its storage."""
+    """Number of names, graphs and tensors that hold a tensor or its storage."""
     if tensor is None:
         return 0
     graphs: int = tensor._use_count()  # type: ignore[attr-defined]
@@ -550,6 +544,6 @@ def _holders(tensor: torch.Tensor | None) -> int:
 
 
 def _references(tensor: torch.Tensor) -> int:
-    """Return how many tensors, also those in graphs, hold the storage of a tensor."""
+    """Number of tensors, also in graphs, that hold the storage of a tensor."""
     storage = tensor.untyped_storage()
     return torch._C._storage_Use_Count(storage._cdata) - 1  # `storage` is one more

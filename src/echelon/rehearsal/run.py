@@ -385,8 +385,11 @@ def _in_classes(
     if folder is not None:
         folder = replace(folder, left_out=frozenset(checked))
     asked = "ranks rehearsed, each for all that are like it"
-    others = processes.rehearse(plan, [*first, *checked], folder, asked)
-    return classes, checked, chain(contexts, others)
+    return (
+        classes,
+        checked,
+        chain(contexts, processes.rehearse(plan, [*first, *checked], folder, asked)),
+    )
 
 
 class _Processes:

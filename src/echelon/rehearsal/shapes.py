@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from echelon.core.errors import ProofFailed
 from echelon.core.rulebook.planner import REHEARSE_HOST_READ
 from echelon.parallel.completion.streams import COMPUTE, StreamOrder, StreamWork
+from echelon.parallel.offload.host_memory import storage_key
 from echelon.rehearsal.identity import DataNames
 from echelon.rehearsal.memory import MemoryInFlight, MemoryMeter, where_in_package
 from echelon.rehearsal.order import RankLog
@@ -291,7 +292,7 @@ def _result(
 
 
 def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
+    return storage_key(one) == storage_key(other)
 
 
 def _add_to(values: Iterable[Any], key: list[Any], given: list[torch.Tensor]) -> None:

@@ -143,8 +143,8 @@ def activations(flight: InFlight) -> None:
         for _ in range(3):
             x = x * 2
             stored.append(host.store(x, forward_pass))
-        for one in stored[::-1]:
-            one.take().mul(3)
+        for held in stored[::-1]:
+            held.take().mul(3)
 
 
 @pytest.mark.parametrize("in_files", [False, True])
@@ -194,8 +194,10 @@ def read_before_the_write(patch: Patch) -> None:
     transfers = FileOffloadStore._transfers_of
 
     def unordered(self: FileOffloadStore, place: Any, part: Any) -> Iterator[FileTransfer]:
-        for one in transfers(self, place, part):
-            yield FileTransfer(key=one.key, memory=one.memory, start=one.start, after=None)
+        for transfer in transfers(self, place, part):
+            yield FileTransfer(
+                key=transfer.key, memory=transfer.memory, start=transfer.start, after=None
+            )
 
     patch.setattr(FileOffloadStore, "_transfers_of", unordered)
 
@@ -205,8 +207,8 @@ def use_before_the_copy_up(patch: Patch) -> None:
 
 
 def copy_up_before_the_read(patch: Patch) -> None:
-    def unwaited(self: LateFileOffloadStore, found: FileFetch) -> list[torch.Tensor]:
-        return FileOffloadStore.wait_for(self, found)
+    def unwaited(self: LateFileOffloadStore, fetched: FileFetch) -> list[torch.Tensor]:
+        return FileOffloadStore.wait_for(self, fetched)
 
     patch.setattr(LateFileOffloadStore, "wait_for", unwaited)
 

@@ -42,8 +42,8 @@ def test_no_name_is_left_and_each_host_has_a_room_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = set(Path("/dev/shm").glob("echelon-room-*"))
-    assert open_room(1, 0, lambda told: [told], 64) is not None
-    assert open_room(2, 0, lambda told: [told, ("another host", None)], 64) is None
+    assert open_room(1, 0, lambda value: [value], 64) is not None
+    assert open_room(2, 0, lambda value: [value, ("another host", None)], 64) is None
     monkeypatch.setattr(shared_room, "KEEPS_ORDER", False)
     found = [shared_room._host(), "the process of another rank"]
     assert len(set(found)) == 2

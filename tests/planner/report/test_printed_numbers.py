@@ -24,18 +24,12 @@ from echelon.page.documents import plan as page
 from echelon.page.documents.plan import plan_page
 from echelon.planner.answer import search_json
 from echelon.planner.predict.estimate import Estimate
-from echelon.planner.report import memory, printed_numbers, report, sent
-from echelon.planner.report.printed_numbers import (
-    NUMBERS,
-    Known,
-    class_of,
-    leaves,
-    require_agreement,
-    require_page,
-)
+from echelon.planner.report import memory, report, sent
+from echelon.planner.report.printed_numbers import require_agreement, require_page
 from echelon.planner.report.report import plan_json
 from echelon.proof.claims.claims import CLAIMS
 from echelon.rehearsal.run import rehearse
+from tests.planner.report.number_classes import NUMBERS, Known, class_of, leaves
 
 ROOT = Path(__file__).parents[3]
 TWO_NODES = f"cluster.file={ROOT / 'examples' / 'two-nodes.toml'}"
@@ -106,8 +100,8 @@ def test_a_number_without_a_class_is_seen() -> None:
 
 def test_what_compares_a_number_is_there() -> None:
     rules = {claim.rule.id for claim in CLAIMS}
-    found = rehearse(load_job("nano", PLANS["zb-h1"]).plan, workers=1)
-    names = {number.name for number in found.numbers}
+    rehearsal = rehearse(load_job("nano", PLANS["zb-h1"]).plan, workers=1)
+    names = {number.name for number in rehearsal.numbers}
     for number in NUMBERS:
         if number.known is Known.PROVED:
             assert number.by in rules, number
@@ -190,8 +184,8 @@ def _no_idle_devices(patch: pytest.MonkeyPatch) -> None:
     right = search_json.price_json
 
     def of_used(request: Any, estimate: Estimate) -> dict[str, Any]:
-        found = right(request, estimate)
-        return found | {"price_with_idle_devices": found["price_of_a_million_tokens"]}
+        prices = right(request, estimate)
+        return prices | {"price_with_idle_devices": prices["price_of_a_million_tokens"]}
 
     patch.setattr(search_json, "price_json", of_used)
 
@@ -220,17 +214,18 @@ def test_a_wrong_price_ends_a_search(
     plant(monkeypatch)
     words = ["plan", "nano", "--cluster", "4xh100", "--pin", "devices=2", "--price", "2.5"]
     assert main([*words, "--json"]) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert "plan-numbers-agree" in said
-    assert path in said
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "plan-numbers-agree" in printed
+    assert path in printed
 
 
 def _stale_estimate(patch: pytest.MonkeyPatch) -> None:
     right = page.estimate_plan
 
     def older(*given: Any) -> Estimate:
-        found = right(*given)
-        return replace(found, seconds={**found.seconds, "matmul": 2 * found.seconds["matmul"]})
+        estimate = right(*given)
+        seconds = {**estimate.seconds, "matmul": 2 * estimate.seconds["matmul"]}
+        return replace(estimate, seconds=seconds)
 
     patch.setattr(page, "estimate_plan", older)
 
@@ -270,16 +265,16 @@ def test_a_stale_number_of_a_page_ends_the_plan(
     plant, path, name = PAGES[mistake]
     plant(monkeypatch)
     file = tmp_path / "plan.html"
-    flags = [word for one in PLANS[name] for word in ("--set", one)]
+    flags = [word for setting in PLANS[name] for word in ("--set", setting)]
     assert main(["plan", "nano", *flags, "--out", str(file)]) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert "error[plan-numbers-agree]" in said
-    assert path in said
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "error[plan-numbers-agree]" in printed
+    assert path in printed
     assert not file.exists()
 
 
 def test_the_page_of_another_trainer_has_its_numbers(tmp_path: Path) -> None:
-    """It had those of our trainer beside the answer for another one."""
+    """The page once had the numbers of our trainer."""
     file = tmp_path / "plan.html"
     words = ["plan", "gpt2", "--cluster", "2xh100", "--trainer", "megatron", "--out", str(file)]
     assert main(words) == 0
@@ -291,8 +286,9 @@ def test_idle_devices_are_in_the_price(capsys: pytest.CaptureFixture[str]) -> No
     assert main(words) == 0
     assert "with 2 idle devices" in " ".join(capsys.readouterr().out.split())
     assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["recommended"]
-    assert found["price_with_idle_devices"] == pytest.approx(2 * found["price_of_a_million_tokens"])
+    choice = json.loads(capsys.readouterr().out)["recommended"]
+    used, every = choice["price_of_a_million_tokens"], choice["price_with_idle_devices"]
+    assert every == pytest.approx(2 * used)
 
 
 def test_a_term_that_json_leaves_out_ends_the_plan(
@@ -301,9 +297,9 @@ def test_a_term_that_json_leaves_out_ends_the_plan(
     right = report.estimate_json
 
     def without(estimate: Estimate) -> dict[str, Any]:
-        found = right(estimate)
-        del found["bytes"]["activations"]
-        return found
+        numbers = right(estimate)
+        del numbers["bytes"]["activations"]
+        return numbers
 
     monkeypatch.setattr(report, "estimate_json", without)
     assert main(["plan", "nano", "--json"]) == 1
@@ -314,7 +310,7 @@ def test_parameters_are_those_of_the_model() -> None:
     """The modules of one process have as many numbers."""
     plan = load_job("nano", ()).plan
     modules = Decoder(plan.model)
-    count = sum(one.numel() for one in modules.parameters())
+    count = sum(parameter.numel() for parameter in modules.parameters())
     assert json.loads(document("dense"))["num_parameters"] == count
 
 
@@ -346,4 +342,4 @@ def test_mfu_by_hand() -> None:
     assert doc["mfu"] == pytest.approx(flops * doc["tokens_per_s_per_device"] / peak)
     causal = _flops(plan.model, length, (length + 1) / 2)
     assert doc["causal_mfu"] == pytest.approx(doc["mfu"] * causal / flops, rel=1e-3)
-    assert printed_numbers.class_of("estimate.mfu") is not None
+    assert class_of("estimate.mfu") is not None

@@ -16,8 +16,12 @@ EVERY_2 = ("local_sgd.every=2", "mesh.dp_replicate=2")
 @pytest.mark.system("B06")
 @pytest.mark.parametrize(
     "flags",
-    [(*EVERY_2, "train.steps=300"), (*EVERY_2, "local_sgd.delay=1", "train.steps=301")],
-    ids=["two steps", "one step late"],
+    [
+        (*EVERY_2, "train.steps=300"),
+        (*EVERY_2, "local_sgd.delay=1", "train.steps=301"),
+        (*EVERY_2, "batch.global_sequences=2", "batch.microbatch_sequences=1", "train.steps=300"),
+    ],
+    ids=["two steps", "one step late", "one sequence"],
 )
 def test_a_whole_run_of_islands_holds(rank_pool: RankPool, flags: tuple[str, ...]) -> None:
     """B06: each island says its own losses, and validates on its part of what is held out."""

@@ -73,14 +73,14 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[Action]:
 
 
 def walked_whole(plan: Plan, rank: int, monkeypatch: pytest.MonkeyPatch) -> RankRehearsal:
-    """Return what a rank does whose microbatches are all walked."""
+    """The rehearsal of a rank whose microbatches are all walked."""
     with monkeypatch.context() as patch:
         patch.setattr("echelon.rehearsal.replay.MicrobatchReplay._is_replayed", lambda *_: False)
         return rehearse_rank(plan, rank)
 
 
 def without_times(events: tuple[Event, ...]) -> list[Event]:
-    return [replace(one, start=0.0, end=0.0, waited_s=0.0) for one in events]
+    return [replace(event, start=0.0, end=0.0, waited_s=0.0) for event in events]
 
 
 @pytest.mark.quick("1f1b", "zb-v", "experts, recompute")
@@ -94,12 +94,12 @@ def test_a_replayed_rank_is_one_that_walks_all_of_its_microbatches(
     for rank in (0, last):
         forwards.clear()
         replayed = rehearse_rank(plan, rank)
-        stages = {one.stage for one in forwards}
+        stages = {action.stage for action in forwards}
         groups = len(forwards) / (2 * len(stages))
         assert groups == WALKED_FIRST + 1 or name == "dualpipe-v"
-        whole = walked_whole(plan, rank, monkeypatch)
-        assert replace(replayed, events=()) == replace(whole, events=())
-        assert without_times(replayed.events) == without_times(whole.events)
+        walked = walked_whole(plan, rank, monkeypatch)
+        assert replace(replayed, events=()) == replace(walked, events=())
+        assert without_times(replayed.events) == without_times(walked.events)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -124,12 +124,12 @@ def test_all_are_walked_where_one_of_the_first_differs(
 
     monkeypatch.setattr(PipelineExecutor, "_forward", uneven)
     replayed = rehearse_rank(plan, 0)
-    assert {one.microbatch for one in forwards} == set(range(8))
+    assert {action.microbatch for action in forwards} == set(range(8))
     assert replace(replayed, events=()) == replace(walked_whole(plan, 0, monkeypatch), events=())
 
 
 def test_microbatches_with_other_actions_are_another_group() -> None:
-    actions = [Action.parse(one) for one in ("F0.0", "F0.1", "B0.0", "BW0.1", "W0.0", "F1.0")]
+    actions = [Action.parse(text) for text in ("F0.0", "F0.1", "B0.0", "BW0.1", "W0.0", "F1.0")]
     assert groups_of_microbatches(actions) == {
         (0, 0): (0, " F B W"),
         (0, 1): (0, " F BW"),
@@ -164,21 +164,21 @@ def test_entries_are_written_again_with_places_and_task_of_their_own() -> None:
 
 
 def test_memory_of_a_microbatch_has_numbers_and_that_of_others_is_not_its_own() -> None:
-    one = Microbatch()
+    microbatch = Microbatch()
     changes = [
         MemoryChange("activations", 8, MADE, 700),
         MemoryChange("activations", 4, MADE, 800),
         MemoryChange("activations", -8, ENDED, 700),
     ]
-    assert [change.storage for change in one.canonical(changes, {800: "output"})] == [
+    assert [change.storage for change in microbatch.canonical(changes, {800: "output"})] == [
         0,
         "output",
         0,
     ]
-    assert one.is_closed
+    assert microbatch.is_closed
     with pytest.raises(NotAlike, match="made by others"):
         Microbatch().canonical(changes[2:], {})
-    with pytest.raises(NotAlike, match="no memory of its own"):
+    with pytest.raises(NotAlike, match="no memory in its pass"):
         Microbatch().canonical(changes, {900: "output"})
     open_one = Microbatch()
     open_one.canonical(changes[:2], {})

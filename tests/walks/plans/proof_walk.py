@@ -2,7 +2,8 @@
 
 Each plan is drawn as settings on a preset (`tests/walks/plans/random_families.py`). `echelon plan`
 is asked first, and may refuse a draw. After that, every refusal, failed proof and traceback is a
-fault. `--late` also completes operations late. `--count` counts plans that `plan` took. Each draw
+fault. `--late` also completes operations late; `--quick` proves the first steps in float64 only, as
+`prove --quick` does. `--count` counts plans that `plan` took. Each draw
 leaves a JSON line with the command that repeats it; with the same `--results` the walk goes on
 where it stopped. Exit 1 where a plan has a fault.
 """
@@ -16,7 +17,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
@@ -27,6 +28,7 @@ from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
 from echelon.core.version import source_hash
 from echelon.launch.local.supervisor import RankPool
+from echelon.proof.run import prove
 from echelon.proof.whole_run.own_data import data_pass
 from echelon.proof.whole_run.whole_run import prove_with_whole_run
 from tests.walks.matrix.cases import MAX_WORLD
@@ -40,10 +42,18 @@ Outcome = Literal["proven", "refused by plan", "fault"]
 _TRACEBACK_LINES = 12
 
 
-def prove_random(
-    seed: int, number: int, pool: RankPool, offload_dir: str, *, late: bool = False
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walk:
+    """A walk: its seed, and how its plans are proven."""
+
+    seed: int
+    late: bool = False
+    quick: bool = False
+
+
+def prove_random(walk: Walk, number: int, pool: RankPool, offload_dir: str) -> dict[str, Any]:
     """Draw and prove plan `number` of a walk; return its line."""
+    seed = walk.seed
     flags = flags_of(draw_any(Random(f"proof/{seed}/{number}"), offload_dir))
     command = shlex.join(["echelon", "prove", PRESET, *(f"--set={flag}" for flag in flags)])
     started, problem = time.monotonic(), ""
@@ -54,7 +64,7 @@ def prove_random(
     except ConfigError as error:
         outcome, problem = "refused by plan", ", ".join(error.rules)
     else:
-        problem = fault_of(job, pool, late=late)
+        problem = fault_of(job, pool, walk)
         outcome = "fault" if problem else "proven"
     return {
         "seed": seed,
@@ -66,10 +76,13 @@ def prove_random(
     }
 
 
-def fault_of(job: Job, pool: RankPool, *, late: bool) -> str:
+def fault_of(job: Job, pool: RankPool, walk: Walk) -> str:
     """Return why the plan of a run is not proven; "" if it is."""
     try:
-        proof = prove_with_whole_run(job.plan, run_ranks=pool.run, late=late)
+        if walk.quick:
+            prove(job.plan, run_ranks=pool.run, late=walk.late, quick=True).require()
+            return ""
+        proof = prove_with_whole_run(job.plan, run_ranks=pool.run, late=walk.late)
         proof.require()
         replace(proof, data=data_pass(job.plan, job.data, run_ranks=pool.run)).require()
     except Exception:
@@ -86,9 +99,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=20, help="plans to prove (20)")
     parser.add_argument("--seed", type=int, default=1, help="of the draws (1)")
     parser.add_argument("--late", action="store_true", help="also complete operations late")
+    parser.add_argument("--quick", action="store_true", help="the first steps, in float64 only")
     parser.add_argument("--results", type=Path, help="JSON lines; what is there is not done again")
     options = parser.parse_args(arguments)
-    code = source_hash()[:16] + ("-late" if options.late else "")
+    chosen = Walk(seed=options.seed, late=options.late, quick=options.quick)
+    code = "-".join([source_hash()[:16], *["late"] * chosen.late, *["quick"] * chosen.quick])
     done = {
         line["number"]: line
         for line in lines_of(options.results, code)
@@ -103,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         def walk(number: int) -> dict[str, Any]:
             if number in done:
                 return done[number]
-            line = prove_random(options.seed, number, pool, folder, late=options.late)
+            line = prove_random(chosen, number, pool, folder)
             append_line(options.results, line | {"code": code})
             return line
 

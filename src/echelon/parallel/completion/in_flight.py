@@ -27,6 +27,7 @@ from echelon.parallel.completion.memory import (
     Span,
     is_poison,
     overlap,
+    part_of,
     poison,
     private_copy,
     same_bits,
@@ -137,7 +138,7 @@ class InFlight:
         """
         kept = [tensor for tensor, _ in reads] if name.kind == ALL_GATHER else []
         parts = [
-            (part, _part_of(private, tensor, part))
+            (part, part_of(private, tensor, part))
             for tensor, private in writes
             for part in without(tensor, kept)
         ]
@@ -323,12 +324,6 @@ class InFlight:
                 when_s=time.monotonic(),
             )
         )
-
-
-def _part_of(private: torch.Tensor, tensor: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """Return the part of a private copy that stands for a part of its tensor."""
-    start = (part.data_ptr() - tensor.data_ptr()) // tensor.element_size()
-    return private.view(-1)[start : start + part.numel()]
 
 
 class RaceKind(StrEnum):

@@ -32,7 +32,7 @@ from echelon.parallel.completion.late_memory import (
     LateCopyStreams,
     LateFileOffloadStore,
 )
-from echelon.parallel.completion.memory import private_copy, without
+from echelon.parallel.completion.memory import part_of, private_copy, without
 from echelon.parallel.completion.streams import COMPUTE
 from echelon.parallel.offload import OffloadPlace, OffloadStore
 from echelon.parallel.offload.copying_store import CopyingOffloadStore
@@ -107,11 +107,10 @@ class LateCompletion(Completion):
         Slices are copied to a device and back, as for a GPU: a place that gives the resting
         tensors themselves has nothing that could be late, and no streams.
         """
-        if place.target == "host":
-            side, streams = MemoryOffloadStore("host"), LateCopyStreams(self._flight, "slices")
-            return CopyingOffloadStore(side, device, streams, num_buffers=place.num_buffers)
+        if place.target not in ("host", "nvme"):
+            return super().offload_store(place, device)
+        side, streams = MemoryOffloadStore("host"), LateCopyStreams(self._flight, "slices")
         if place.target == "nvme":
-            streams = LateCopyStreams(self._flight, "slices")
             side = LateFileOffloadStore(
                 place.folder,
                 place.rank,
@@ -120,8 +119,7 @@ class LateCompletion(Completion):
                 chunk_bytes=place.chunk_bytes,
                 settle=streams.settle,
             )
-            return CopyingOffloadStore(side, device, streams, num_buffers=place.num_buffers)
-        return super().offload_store(place, device)
+        return CopyingOffloadStore(side, device, streams, num_buffers=place.num_buffers)
 
     def copy_streams(self, device: torch.device) -> CopyStreams:
         """Return what copies activations late."""
@@ -281,7 +279,8 @@ class LateGroup(Group):
         require_contiguous(name, whole, shard)
         landing, sent = torch.empty_like(shard), private_copy(whole)
         real = super().reduce_scatter(landing, sent, name=name, async_op=True)
-        reads = _apart(whole, sent, shard)
+        # In place, it fills a part of the tensor that it reads.
+        reads = [(part, part_of(sent, whole, part)) for part in without(whole, [shard])]
         return self._late("reduce_scatter", name, real, reads, [(shard, landing)], async_op)
 
     def all_to_all(
@@ -331,26 +330,13 @@ class LateGroup(Group):
         writes: Sequence[Pair],
         async_op: bool,
     ) -> Pending:
-        what = OperationName(kind=kind, name=name, axis=self.axis)
-        # A communicator has a stream; messages have one for each pair, and share none here.
+        called = OperationName(kind=kind, name=name, axis=self.axis)
+        # Each communicator has a stream, and here each message.
         stream = f"{self.axis} {name}" if kind in ("send", "receive") else self.axis
         order = self._flight.order
         order.give(stream, order.moment(COMPUTE))
-        operation = self._flight.begin(what, real.wait, reads=reads, writes=writes, stream=stream)
+        operation = self._flight.begin(called, real.wait, reads=reads, writes=writes, stream=stream)
         pending = LatePending(real, operation, self._flight)
         if not async_op:
             pending.wait()
         return pending
-
-
-def _apart(whole: torch.Tensor, copy: torch.Tensor, shard: torch.Tensor) -> list[Pair]:
-    """Return the parts of `whole` that are not in `shard`, each with its copy.
-
-    A reduce-scatter in place fills a part of what it reads.
-    """
-    flat, flat_copy = whole.view(-1), copy.view(-1)
-    parts: list[Pair] = []
-    for part in without(flat, [shard]):
-        start = (part.data_ptr() - flat.data_ptr()) // flat.element_size()
-        parts.append((part, flat_copy[start : start + part.numel()]))
-    return parts

@@ -4,10 +4,10 @@
 Memory that is used while it is free is told of by name. Copies between host and device are done
 when somebody waits for their end, in order.
 
-Of slices in a file nothing is there before it is awaited, and nothing is free before it is written.
+Slices of a file are there once they are awaited, and their buffers are free once they are written.
 Threads read into private memory and write from private memory. A write begins when the caller next
-asks for something, so whoever touches a buffer in between does so while it is in flight; the pieces
-of one move go in random order.
+asks for something, so a buffer that is touched in between is in flight; the pieces of a transfer go
+in random order.
 """
 
 from __future__ import annotations
@@ -108,21 +108,21 @@ class LateMark(OrderedMark):
 class LateCopyStreams(CopyStreams):
     """Copies that end late, those of a direction in the order in which they were asked for."""
 
-    def __init__(self, flight: InFlight, what: str) -> None:
-        """Copy `what` it is that rests on the host, by name."""
-        self._flight, self._what = flight, what
+    def __init__(self, flight: InFlight, name: str) -> None:
+        """Copy slices or activations (`name`)."""
+        self._flight, self._name = flight, name
         self._queues: dict[CopyDirection, deque[LateOperation]] = {"up": deque(), "down": deque()}
 
     def copy(
         self, direction: CopyDirection, copies: Sequence[TensorCopy], after: Iterable[StreamEvent]
     ) -> StreamEvent:
         """Start to copy once the marks are passed; return the mark of the end."""
-        order, stream = self._flight.order, f"{self._what} {direction}"
+        order, stream = self._flight.order, f"{self._name} {direction}"
         order.give(stream, *map(self._landed, after))
         with self._flight.unwatched():
             sources = [(source.detach(), private_copy(source)) for _, source in copies]
         operation = self._flight.begin(
-            OperationName(kind=f"copy {direction}", name=self._what, axis="host"),
+            OperationName(kind=f"copy {direction}", name=self._name, axis="host"),
             lambda: None,
             reads=sources,
             writes=[(target, copy) for (target, _), (_, copy) in zip(copies, sources, strict=True)],
@@ -143,7 +143,7 @@ class LateCopyStreams(CopyStreams):
         return LateMark(self._flight, self._flight.order.moment(COMPUTE), _nothing)
 
     def wait_for(self, mark: StreamEvent) -> None:
-        """End what the computation waits for."""
+        """End the copy that the computation waits for."""
         self._flight.order.wait(COMPUTE, self._landed(mark))
 
     def settle(self) -> None:
@@ -214,40 +214,40 @@ class LateFileOffloadStore(FileOffloadStore):
         self._let_go()
         super().close()
 
-    def wait_for(self, found: FileFetch) -> list[torch.Tensor]:
+    def wait_for(self, fetched: FileFetch) -> list[torch.Tensor]:
         """Return the tensors of a set once they have been read, and let them be seen."""
         self._let_go()
-        tensors = super().wait_for(found)
-        self._knows(self._ends.get(found))
-        if found in self._moves:
-            self._flight.land(self._moves.pop(found))
+        tensors = super().wait_for(fetched)
+        self._knows(self._ends.get(fetched))
+        if fetched in self._moves:
+            self._flight.land(self._moves.pop(fetched))
         return tensors
 
-    def release(self, found: FileFetch) -> None:
-        """Use the buffer of a set for others; nobody uses bytes of a read under way."""
-        super().release(found)
-        if found.dropped:
-            self._flight.order.forget(_stream_of(found))
+    def release(self, fetched: FileFetch) -> None:
+        """Give the buffer of a set back; bytes of a read under way are for nobody."""
+        super().release(fetched)
+        if fetched.dropped:
+            self._flight.order.forget(_stream_of(fetched))
 
     def _start(
         self,
-        found: FileFetch,
+        fetched: FileFetch,
         parts: Iterable[tuple[FileExtent, torch.Tensor]],
         move: Callable[[FileTransfer], None],
     ) -> None:
         parts = list(parts)
-        self._ends[found] = self._given(found)
-        if not parts and found.buffer is not None:
+        self._ends[fetched] = self._given(fetched)
+        if not parts and fetched.buffer is not None:
             with self._flight.unwatched():
-                poison(found.buffer)
-            return super()._start(found, parts, move)
-        if found.phase == "writing":
+                poison(fetched.buffer)
+            return super()._start(fetched, parts, move)
+        if fetched.phase == "writing":
             self._settle()
         with self._flight.unwatched():
             private = [(place, _copied(part)) for place, part in parts]
         pairs = [(part, copy) for (_, part), (_, copy) in zip(parts, private, strict=True)]
-        reading = found.phase == "reading"
-        keys = ", ".join(place.key for place in found.extents)
+        reading = fetched.phase == "reading"
+        keys = ", ".join(place.key for place in fetched.extents)
         operation = self._flight.begin(
             OperationName(kind="read" if reading else "write", name=keys, axis="nvme"),
             lambda: None,
@@ -255,7 +255,7 @@ class LateFileOffloadStore(FileOffloadStore):
             writes=pairs if reading else (),
             must_wait=False,
         )
-        self._moves[found] = operation
+        self._moves[fetched] = operation
         go = Event()
         if reading:
             go.set()
@@ -264,22 +264,22 @@ class LateFileOffloadStore(FileOffloadStore):
 
         buffers = {place.key: part for place, part in parts}
         if not reading:
-            self._writes.update(dict.fromkeys(buffers, found))
+            self._writes.update(dict.fromkeys(buffers, fetched))
 
         def move_then(transfer: FileTransfer) -> None:
             go.wait()
             move(transfer)
-            self._moves_bytes(found, transfer, buffers[transfer.key], operation)
+            self._moves_bytes(fetched, transfer, buffers[transfer.key], operation)
 
         self._flight.random.shuffle(private)
-        return super()._start(found, private, move_then)
+        return super()._start(fetched, private, move_then)
 
     def _run(
-        self, found: FileFetch, transfer: FileTransfer, move: Callable[[FileTransfer], None]
+        self, fetched: FileFetch, transfer: FileTransfer, move: Callable[[FileTransfer], None]
     ) -> None:
-        """Move one piece, in a thread, which knows what its giver knew."""
-        with self._flight.order.on(_stream_of(found)):
-            super()._run(found, transfer, move)
+        """Transfer a piece in a thread, on the stream of its set."""
+        with self._flight.order.on(_stream_of(fetched)):
+            super()._run(fetched, transfer, move)
 
     def _may_move(self, transfer: FileTransfer) -> bool:
         """Return once an earlier write of the same key is done, and known: False at the end."""
@@ -290,24 +290,24 @@ class LateFileOffloadStore(FileOffloadStore):
 
     def _moves_bytes(
         self,
-        found: FileFetch,
+        fetched: FileFetch,
         transfer: FileTransfer,
         buffer: torch.Tensor,
         operation: LateOperation,
     ) -> None:
         """Note in a thread that bytes of a file were read into a buffer or written from it."""
-        order, stream, name = self._flight.order, _stream_of(found), operation.name
+        order, stream, name = self._flight.order, _stream_of(fetched), operation.name
         reading = name.kind == "read"
         work = StreamWork(by=str(name), axis=name.axis, at=operation.at)
         order.uses(stream, buffer, work, writes=reading)
         span = transfer.start, transfer.start + len(transfer.memory)
         order.uses_bytes(stream, ((id(self), "file"), span), work, writes=not reading)
-        self._ends[found] = order.moment(stream)
-        if found.dropped:
+        self._ends[fetched] = order.moment(stream)
+        if fetched.dropped:
             order.forget(stream)
 
     def _given(self, fetched: FileFetch) -> Moment:
-        """The moment when a set gets work: this thread's, and the ends that it has seen."""
+        """The moment when a set gets work, with the ends that this thread has seen."""
         order, stream = self._flight.order, _stream_of(fetched)
         assert fetched.buffer is not None, "a set that is given work has a buffer"
         order.give(stream, self._freed.get(fetched.buffer.data_ptr(), {}))
@@ -322,21 +322,21 @@ class LateFileOffloadStore(FileOffloadStore):
         if moment is not None:
             self._flight.order.wait(self._flight.order.here, moment)
 
-    def _moved(self, found: FileFetch) -> None:
+    def _moved(self, fetched: FileFetch) -> None:
         """Go on with a set whose last byte has arrived; a write ends here."""
-        if found.phase == "writing" and found in self._moves:
-            self._flight.land(self._moves.pop(found))
-        super()._moved(found)
+        if fetched.phase == "writing" and fetched in self._moves:
+            self._flight.land(self._moves.pop(fetched))
+        super()._moved(fetched)
 
-    def _free(self, found: FileFetch) -> None:
+    def _free(self, fetched: FileFetch) -> None:
         """Give the buffer of a set to others; what was read into it is not wanted any more."""
-        if found.phase != "writing" and found in self._moves:
-            self._flight.land(self._moves.pop(found))
-        assert found.buffer is not None, "a set without a buffer is not freed"
+        if fetched.phase != "writing" and fetched in self._moves:
+            self._flight.land(self._moves.pop(fetched))
+        assert fetched.buffer is not None, "a set without a buffer is not freed"
         # This thread has seen that others are done with it.
-        self._knows(self._ends.get(found))
-        self._freed[found.buffer.data_ptr()] = self._flight.order.moment(self._flight.order.here)
-        super()._free(found)
+        self._knows(self._ends.get(fetched))
+        self._freed[fetched.buffer.data_ptr()] = self._flight.order.moment(self._flight.order.here)
+        super()._free(fetched)
 
     def _let_go(self) -> None:
         """Let the threads write what was put before."""

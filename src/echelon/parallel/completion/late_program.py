@@ -36,7 +36,7 @@ from echelon.parallel.completion.memory import private_copy
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """Name the arguments of a call that it reads, fills, or does both to."""
+    """Names of arguments that a call reads, fills, or both."""
 
     reads: tuple[str, ...] = ()
     fills: tuple[str, ...] = ()
@@ -78,14 +78,14 @@ class LateWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Return whether it is done; the result is there then."""
+        """True if the call is done; then its result is there."""
         done = bool(self._real.is_completed())
         if done:
             self.wait()
         return done
 
     def get_future(self) -> Any:
-        """Return the transport's own future, whose result is let be seen at once."""
+        """Return the transport's own future, once the result is there."""
         self.wait()
         return self._real.get_future()
 
@@ -102,7 +102,7 @@ class LateProgram:
 
     @property
     def num_operations(self) -> int:
-        """Return how many operations have begun."""
+        """Number of operations that have begun."""
         return self._flight.num_operations
 
     @contextmanager
@@ -133,7 +133,7 @@ class LateProgram:
 
     @contextmanager
     def quiet(self, *, results: bool = False) -> Iterator[None]:
-        """Let who looks at the rank read anything; with `results`, also those of running calls."""
+        """Let an observer of the rank read any memory; with `results`, of running calls, too."""
         if not results:
             with self._flight.unwatched():
                 yield
@@ -174,28 +174,24 @@ class LateProgram:
                 done.append(bool(work.wait()))
 
         operation = self._flight.begin(name, complete, reads=reads, writes=fills)
-        self._begun = [one for one in self._begun if not one.landed] + [operation]
+        self._begun = [begun for begun in self._begun if not begun.landed] + [operation]
         return LateWork(work, self._flight, operation)
 
 
 def _made_private(kind: str, bound: BoundArguments) -> tuple[list[Pair], list[Pair]]:
-    """Replace buffers of a call by private copies; return those read and filled, with the copies.
+    """Replace buffers of a call by private copies; return pairs that are read, and filled.
 
-    Both are empty where a buffer is not contiguous: such a call is not delayed.
+    Both are empty if a buffer is not contiguous: such a call is not delayed.
     """
     buffers, reads, fills = _CALLS[kind], list[Pair](), list[Pair]()
     replaced: dict[str, Any] = {}
-    for names, pairs in (
-        (buffers.reads, reads),
-        (buffers.fills, fills),
-        (buffers.both, fills),
-    ):
+    for names, pairs in ((buffers.reads, reads), (buffers.fills, fills), (buffers.both, fills)):
         for name in names:
             given = bound.arguments[name]
             tensors: list[torch.Tensor] = [*given] if isinstance(given, list | tuple) else [given]
-            if not all(type(one) in _PLAIN and one.is_contiguous() for one in tensors):
+            if not all(type(tensor) in _PLAIN and tensor.is_contiguous() for tensor in tensors):
                 return [], []
-            copies = [private_copy(one) for one in tensors]
+            copies = [*map(private_copy, tensors)]
             pairs.extend(zip(tensors, copies, strict=True))
             replaced[name] = copies if isinstance(given, list | tuple) else copies[0]
     bound.arguments.update(replaced)
@@ -206,7 +202,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _is_called_by_program() -> bool:
-    """Return whether the call is one of the program, and not of a wrapper that torch has."""
+    """True if the program makes the call, and no wrapper of torch."""
     frame = sys._getframe(2)
     while frame is not None and frame.f_code.co_filename == distributed_c10d.__file__:
         frame = frame.f_back

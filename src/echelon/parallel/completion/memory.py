@@ -88,6 +88,12 @@ def without(tensor: torch.Tensor, others: list[torch.Tensor]) -> list[torch.Tens
     return [flat[begin:stop] for begin, stop in pairs if stop > begin]
 
 
+def part_of(private: torch.Tensor, tensor: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+    """Return the part of a private copy that belongs to a part of its tensor, flat."""
+    start = (part.data_ptr() - tensor.data_ptr()) // tensor.element_size()
+    return private.view(-1)[start : start + part.numel()]
+
+
 def poison(tensor: torch.Tensor) -> None:
     """Fill a contiguous tensor with what nobody takes for a result.
 

@@ -3,15 +3,15 @@
 
 A device runs the work of one stream in order, and streams side by side: kernels, copies up, copies
 down, a communicator, and threads that move bytes of files. The host gives work to all of them. On a
-CPU all of that is done at once, so a missing wait gives the right numbers. Here each access has the
-clock of its stream, that is, how far it knows every other stream to be. It knows more by
+CPU the work is done at once, so a missing wait gives the right numbers. Here each access has the
+vector clock of its stream: the latest access that it knows of every other stream. A clock grows by
 
-    work that the host gives to a stream     what the host knows then
-    an event that a stream waits for         what the stream of the event knew at that point
-    a wait of the host or of a thread        the same, and so does all that it gives out later
+    work that the host gives to a stream     the clock of the host
+    an event that a stream waits for         the clock of the event
+    a wait of the host or of a thread        the same; later work of the host has it, too
 
-Two accesses of the same bytes, one of them a write, of which the later one does not know the
-earlier one, may come in either order: they are reported as a pair.
+If the later of two accesses of the same bytes does not know the earlier one, and one of them is a
+write, they may come in either order: they are reported as a pair.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Moment = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamWork:
-    """Name a kernel, a copy, a collective or a transfer of a file."""
+    """A kernel, a copy, a collective or a transfer of a file, by name."""
 
     by: str
     """The operation."""
@@ -64,7 +64,7 @@ class Access(NamedTuple):
 
 
 Unordered = Callable[[Access, Access], None]
-"""Told an access and a later one of the same bytes that does not know it; the latest first."""
+"""Called with an access, and a later access of the same bytes that does not know it."""
 
 
 class StreamOrder:
@@ -74,7 +74,7 @@ class StreamOrder:
         """Begin without any."""
         self._unordered, self._lock, self._thread = unordered, RLock(), local()
         self.follows = False
-        """True once something else than kernels uses memory, where only that is of interest."""
+        """True once copies or communicators use memory; a rehearsal notes no accesses before."""
         self._count = 0
         self._clocks: dict[str, dict[str, int]] = {}
         self._accesses: dict[object, dict[str, dict[tuple[int, int, bool], Access]]] = {}
@@ -95,12 +95,12 @@ class StreamOrder:
             self._thread.stream = before
 
     def moment(self, stream: str) -> Moment:
-        """Return how far a stream has been given work."""
+        """Return the clock of a stream with all work that it has been given."""
         with self._lock:
             return dict(self._clocks.get(stream, {}))
 
     def wait(self, stream: str, moment: Moment) -> None:
-        """Let all that comes next on a stream know a moment; of the host, what it gives out too."""
+        """Add a moment to the clock of a stream; of the host, also to the clock of kernels."""
         with self._lock:
             for name in (stream, COMPUTE) if stream == HOST else (stream,):
                 clock = self._clocks.setdefault(name, {})
@@ -117,7 +117,7 @@ class StreamOrder:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._living:
-            # Another storage may have the same address later.
+            # Another storage may have the same key later.
             self._living[key] = weakref.ref(storage, lambda _: self._forget(key))
         self.uses_bytes(stream, (key, extent_of(tensor)), work, writes=writes)
 

@@ -19,6 +19,7 @@ from echelon.parallel.offload.host_memory import (
     BoundedBuffers,
     CopyStreams,
     StreamEvent,
+    TensorCopy,
     storage_key,
 )
 from echelon.parallel.offload.store import (
@@ -93,26 +94,26 @@ class CopyingOffloadStore:
 
     def fetch(self, keys: Sequence[str], *, read: bool = True) -> CopiedFetch:
         """Start to bring keys to the device."""
-        found = CopiedFetch(self, list(keys), self._host.fetch(keys, read=read), read=read)
-        self._ahead.append(found)
+        fetched = CopiedFetch(self, list(keys), self._host.fetch(keys, read=read), read=read)
+        self._ahead.append(fetched)
         self._start_what_arrived()
-        return found
+        return fetched
 
     def put(self, keys: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
         """Start to bring tensors back from the device."""
-        found = self._buffers.owner_of(tensors)
-        if found is None:
-            found = self.fetch(keys, read=False)
-            copy_into(keys, found.wait(), tensors)
-            tensors = found.tensors
-        rooms = dict(zip(found.keys, found.on_host.wait(), strict=True))
+        fetched = self._buffers.owner_of(tensors)
+        if fetched is None:
+            fetched = self.fetch(keys, read=False)
+            copy_into(keys, fetched.wait(), tensors)
+            tensors = fetched.tensors
+        rooms = dict(zip(fetched.keys, fetched.on_host.wait(), strict=True))
         targets = [rooms[key] for key in keys]
         for key, room, tensor in zip(keys, targets, tensors, strict=True):
             check_fits(key, room, tensor)
         copies = list(zip(targets, tensors, strict=True))
         mark = self._streams.copy("down", copies, [self._streams.record_event()])
         self._written.update(dict.fromkeys(keys, mark))
-        self._free(found, mark)
+        self._free(fetched, mark)
         self._host.put(keys, targets, mark.synchronize)
         self._start_what_arrived()
 
@@ -138,29 +139,29 @@ class CopyingOffloadStore:
         """Return what the host side takes, and the buffers on the device."""
         return {**self._host.live_bytes(), "device": self._buffers.num_bytes()}
 
-    def wait_for(self, found: CopiedFetch) -> list[torch.Tensor]:
+    def wait_for(self, fetched: CopiedFetch) -> list[torch.Tensor]:
         """Return the tensors of a set; what is computed from now on waits for their content."""
-        while found.copied is None:
+        while fetched.copied is None:
             # Those that were asked for before come first, or they would wait for each other.
             self._ahead[0].on_host.wait()
             started = self._start_first()
-            assert started, f"{found.keys} wait for a buffer, and the caller has all of them"
-        assert not found.done, f"{found.keys} were put or released"
-        self._streams.wait_for(found.copied)
-        return found.tensors
+            assert started, f"{fetched.keys} wait for a buffer, and the caller has all of them"
+        assert not fetched.done, f"{fetched.keys} were put or released"
+        self._streams.wait_for(fetched.copied)
+        return fetched.tensors
 
-    def release(self, found: CopiedFetch) -> None:
+    def release(self, fetched: CopiedFetch) -> None:
         """Use the buffers of a set for others once the computation is done with it."""
-        if found.done:
+        if fetched.done:
             return
-        if found.copied is None:
-            found.done = True
-            self._ahead.remove(found)
+        if fetched.copied is None:
+            fetched.done = True
+            self._ahead.remove(fetched)
         else:
             # A thread may read the next set into this memory of the host as soon as it is free.
-            found.copied.synchronize()
-            self._free(found, self._streams.record_event())
-        found.on_host.release()
+            fetched.copied.synchronize()
+            self._free(fetched, self._streams.record_event())
+        fetched.on_host.release()
         self._start_what_arrived()
 
     def _allocate(self, size: int) -> torch.Tensor:
@@ -176,26 +177,28 @@ class CopyingOffloadStore:
 
     def _start_first(self) -> bool:
         """Copy the first set that waits up to the device; False while all buffers are taken."""
-        found = self._ahead[0]
-        kinds = [self._kinds[key] for key in found.keys]
+        fetched = self._ahead[0]
+        kinds = [self._kinds[key] for key in fetched.keys]
         sizes = [numel * dtype.itemsize for numel, dtype in kinds]
-        buffer = self._buffers.take(sum(map(round_up_to_pages, sizes)), found)
+        buffer = self._buffers.take(sum(map(round_up_to_pages, sizes)), fetched)
         if buffer is None:
             return False
         self._ahead.popleft()
         start = 0
         for (_, dtype), size in zip(kinds, sizes, strict=True):
-            found.tensors.append(buffer[start : start + size].view(dtype))
+            fetched.tensors.append(buffer[start : start + size].view(dtype))
             start += round_up_to_pages(size)
-        copies = list(zip(found.tensors, found.on_host.wait(), strict=True)) if found.read else []
-        after = [self._written[key] for key in found.keys if key in self._written]
+        copies: list[TensorCopy] = []
+        if fetched.read:
+            copies += zip(fetched.tensors, fetched.on_host.wait(), strict=True)
+        after = [self._written[key] for key in fetched.keys if key in self._written]
         after.append(self._free_after[storage_key(buffer)])
-        found.buffer, found.copied = buffer, self._streams.copy("up", copies, after)
+        fetched.buffer, fetched.copied = buffer, self._streams.copy("up", copies, after)
         return True
 
-    def _free(self, found: CopiedFetch, mark: StreamEvent) -> None:
-        assert found.buffer is not None, "a set without a buffer is not freed"
-        found.done = True
-        self._free_after[storage_key(found.buffer)] = mark
-        self._buffers.give_back(found.buffer)
-        found.buffer = None
+    def _free(self, fetched: CopiedFetch, mark: StreamEvent) -> None:
+        assert fetched.buffer is not None, "a set without a buffer is not freed"
+        fetched.done = True
+        self._free_after[storage_key(fetched.buffer)] = mark
+        self._buffers.give_back(fetched.buffer)
+        fetched.buffer = None

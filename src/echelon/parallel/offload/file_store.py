@@ -115,10 +115,10 @@ class FileOffloadStore:
         with self._changed:
             self._check()
             places = [self._extents[key] for key in keys]
-            found = FileFetch(places, read=read, wait_for=self.wait_for, release=self.release)
-            self._queue.append(found)
+            fetched = FileFetch(places, read=read, wait_for=self.wait_for, release=self.release)
+            self._queue.append(fetched)
             self._grant()
-            return found
+            return fetched
 
     def put(
         self,
@@ -129,18 +129,18 @@ class FileOffloadStore:
         """Start to write tensors; copies those of no fetch first, waiting for a buffer."""
         with self._changed:
             self._check()
-            found = self._buffers.owner_of(tensors)
-        if found is None:
+            fetched = self._buffers.owner_of(tensors)
+        if fetched is None:
             complete()
-            found = self.fetch(keys, read=False)
-            copy_into(keys, found.wait(), tensors)
-            tensors = found.tensors()
+            fetched = self.fetch(keys, read=False)
+            copy_into(keys, fetched.wait(), tensors)
+            tensors = fetched.tensors()
         with self._changed:
-            parts = found.parts_of(keys, tensors)
-            found.phase = "writing"
-            self._start(found, parts, lambda t: self._write(t, complete))
-            if found.left:
-                self._writing.update(dict.fromkeys(keys, found))
+            parts = fetched.parts_of(keys, tensors)
+            fetched.phase = "writing"
+            self._start(fetched, parts, lambda t: self._write(t, complete))
+            if fetched.left:
+                self._writing.update(dict.fromkeys(keys, fetched))
 
     def flush(self) -> None:
         """Return when all that was put is on the disk."""
@@ -174,55 +174,55 @@ class FileOffloadStore:
         file = os.fstat(self._file).st_size if self._extents else 0
         return {"host": self._buffers.num_bytes(), "nvme": file}
 
-    def wait_for(self, found: FileFetch) -> list[torch.Tensor]:
+    def wait_for(self, fetched: FileFetch) -> list[torch.Tensor]:
         """Return the tensors of a set once they have been read."""
         with self._changed:
-            while not found.arrived():
+            while not fetched.arrived():
                 self._check()
-                assert found.phase == "reading" or self._frees_a_buffer(), (
-                    f"{found} waits for a buffer, and the caller has all of them"
+                assert fetched.phase == "reading" or self._frees_a_buffer(), (
+                    f"{fetched} waits for a buffer, and the caller has all of them"
                 )
                 self._changed.wait()
             self._check()
-            assert found.phase == "ready", f"{found} was put or released"
-            return found.tensors()
+            assert fetched.phase == "ready", f"{fetched} was put or released"
+            return fetched.tensors()
 
-    def release(self, found: FileFetch) -> None:
+    def release(self, fetched: FileFetch) -> None:
         """Use the buffer of a set for others once nothing is read into it any more."""
         with self._changed:
-            if found.phase == "queued":
-                self._queue.remove(found)
-                found.phase = "done"
-            elif found.phase == "reading":
-                found.dropped = True
-            elif found.phase == "ready":
-                self._free(found)
+            if fetched.phase == "queued":
+                self._queue.remove(fetched)
+                fetched.phase = "done"
+            elif fetched.phase == "reading":
+                fetched.dropped = True
+            elif fetched.phase == "ready":
+                self._free(fetched)
 
     def _grant(self) -> None:
         """Give buffers to sets that wait for one, first come first served."""
         while self._queue and self._open:
-            found = self._queue[0]
-            found.buffer = self._buffers.take(found.size, found)
-            if found.buffer is None:
+            fetched = self._queue[0]
+            fetched.buffer = self._buffers.take(fetched.size, fetched)
+            if fetched.buffer is None:
                 return
             self._queue.popleft()
-            found.phase = "reading"
-            self._start(found, found.parts() if found.read else (), self._read)
+            fetched.phase = "reading"
+            self._start(fetched, fetched.parts() if fetched.read else (), self._read)
 
     def _start(
         self,
-        found: FileFetch,
+        fetched: FileFetch,
         parts: Iterable[tuple[FileExtent, torch.Tensor]],
         move: Callable[[FileTransfer], None],
     ) -> None:
         transfers = [
             transfer for place, part in parts for transfer in self._transfers_of(place, part)
         ]
-        found.left = len(transfers)
+        fetched.left = len(transfers)
         for transfer in transfers:
-            self._threads.submit(self._run, found, transfer, move)
+            self._threads.submit(self._run, fetched, transfer, move)
         if not transfers:
-            self._moved(found)
+            self._moved(fetched)
 
     def _transfers_of(self, place: FileExtent, part: torch.Tensor) -> Iterator[FileTransfer]:
         memory = part.numpy().data
@@ -237,7 +237,7 @@ class FileOffloadStore:
             )
 
     def _run(
-        self, found: FileFetch, transfer: FileTransfer, move: Callable[[FileTransfer], None]
+        self, fetched: FileFetch, transfer: FileTransfer, move: Callable[[FileTransfer], None]
     ) -> None:
         """Move one piece, in a thread; whatever goes wrong is kept for the caller."""
         failure = None
@@ -248,9 +248,9 @@ class FileOffloadStore:
             failure = error
         with self._changed:
             self._failure = self._failure or failure
-            found.left -= 1
-            if found.left == 0:
-                self._moved(found)
+            fetched.left -= 1
+            if fetched.left == 0:
+                self._moved(fetched)
             self._changed.notify_all()
 
     def _may_move(self, transfer: FileTransfer) -> bool:
@@ -278,21 +278,21 @@ class FileOffloadStore:
         if size < self._end:
             raise OSError(errno.EIO, f"the file ends at byte {size}")
 
-    def _moved(self, found: FileFetch) -> None:
+    def _moved(self, fetched: FileFetch) -> None:
         """Go on with a set whose last byte has arrived, here or in the file."""
-        if found.phase == "reading" and not found.dropped:
-            found.phase = "ready"
+        if fetched.phase == "reading" and not fetched.dropped:
+            fetched.phase = "ready"
             return
-        for place in found.extents:
-            if self._writing.get(place.key) is found:
+        for place in fetched.extents:
+            if self._writing.get(place.key) is fetched:
                 del self._writing[place.key]
-        self._free(found)
+        self._free(fetched)
 
-    def _free(self, found: FileFetch) -> None:
-        assert found.buffer is not None, "a set without a buffer is not freed"
-        found.phase = "done"
-        self._buffers.give_back(found.buffer)
-        found.buffer = None
+    def _free(self, fetched: FileFetch) -> None:
+        assert fetched.buffer is not None, "a set without a buffer is not freed"
+        fetched.phase = "done"
+        self._buffers.give_back(fetched.buffer)
+        fetched.buffer = None
         try:
             self._grant()
         except EchelonError as error:
@@ -300,7 +300,7 @@ class FileOffloadStore:
 
     def _frees_a_buffer(self) -> bool:
         owners = self._buffers.owners.values()
-        return any(found.phase == "writing" or found.dropped for found in owners)
+        return any(fetched.phase == "writing" or fetched.dropped for fetched in owners)
 
     def _check(self) -> None:
         """Raise what went wrong in a thread."""

@@ -124,9 +124,9 @@ class BoundedBuffers(Generic[Owner]):
 
     def owner_of(self, tensors: Sequence[torch.Tensor]) -> Owner | None:
         """Return whose buffer tensors are in; None for those that are in none."""
-        found = {self.owners.get(storage_key(tensor)) for tensor in tensors}
-        assert len(found) == 1, "tensors of several fetches are put at once"
-        return found.pop()
+        owners = {self.owners.get(storage_key(tensor)) for tensor in tensors}
+        assert len(owners) == 1, "tensors of several fetches are put at once"
+        return owners.pop()
 
     def clear(self) -> None:
         """Forget all buffers; those that are taken live as long as whoever has them."""

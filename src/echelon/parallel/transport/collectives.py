@@ -184,12 +184,12 @@ class Group:
         return self._far_of_steps(steps_of(sums, tensor.numel()), tensor)
 
     def _far_of_slices(
-        self, make: Callable[[SumGroup, int], tuple[Step, ...]], whole: torch.Tensor, piece: int
+        self, make: Callable[[SumGroup, int], tuple[Step, ...]], full: torch.Tensor, piece: int
     ) -> int:
-        """Return the bytes to other nodes where slices of `whole`, `piece` bytes each, travel."""
+        """Return the bytes to other nodes where slices of `full`, `piece` bytes each, travel."""
         if self._slices is None or not self._elsewhere:
             return self._far_of_pieces(piece)
-        return self._far_of_steps(make(self._slices, whole.numel()), whole)
+        return self._far_of_steps(make(self._slices, full.numel()), full)
 
     def _far_of_steps(self, steps: Iterable[Step], tensor: torch.Tensor) -> int:
         sends = (send for step in steps for send in step.sends)

@@ -397,8 +397,10 @@ class SizesAnswer:
 
 
 def sizes_json(found: Sequence[Recommendation]) -> dict[str, Any]:
-    """Return what was found on each cluster as JSON values."""
-    sizes = [{**answer_json(one.answer), "recommended": recommendation_json(one)} for one in found]
+    """Return the answer for each cluster as JSON values."""
+    sizes = [
+        {**answer_json(size.answer), "recommended": recommendation_json(size)} for size in found
+    ]
     require_agreement({"sizes": sizes})
     return {"sizes": sizes}
 

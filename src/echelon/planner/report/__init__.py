@@ -8,7 +8,7 @@ Files import only files above them in this list.
     sent.py       groups of ranks, messages of a step, bytes by axis
     pipeline.py   stages and schedule in time
     estimate.py   a step, memory and rates with their bands: also of a search
-    printed_numbers.py  the class of each number of the JSON, and the arithmetic among them
+    printed_numbers.py  the arithmetic among numbers of the JSON; its numbers on a page
     sections.py   sections of a page: figures beside the tables of the files above
     report.py     the report as text and as JSON; its pictures in a terminal
 """

@@ -47,7 +47,7 @@ def plan_json(
 ) -> dict[str, Any]:
     """Return the plan and its report as JSON values; `assumed` lists defaults.
 
-    ProofFailed if a sum or a product differs from its factors.
+    ProofFailed if a number differs from the numbers that it follows from.
     """
     rows = stage_rows(plan)
     memory = plan.cluster.device.memory_bytes

@@ -170,7 +170,8 @@ def forward(
         runs.append(run)
     size = plan.layout.microbatch_sequences
     replicas = plan.mesh.dp_replicate * plan.mesh.dp_shard
-    per_replica = len(runs) // size // replicas
+    # The share of one island may have fewer microbatches than the mesh has replicas.
+    per_replica = max(1, len(runs) // size // replicas)
     sums: dict[tuple[int, int], tuple[torch.Tensor, int]] = {}
     for number in range(len(runs) // size):
         rows = range(number * size, (number + 1) * size)
