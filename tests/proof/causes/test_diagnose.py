@@ -32,7 +32,7 @@ def test_a_wrong_loss_is_explained_by_a_wrong_gradient_of_the_step() -> None:
     assert "the loss is wrong too: 3.3 instead of 2" in found.says
     alone = told({}, RankReport(loss=4.0), RankReport())
     assert (alone.rule, alone.factor) == ("prove-loss", "dp")
-    assert "gradients are right: the loss that is told is wrong" in alone.says
+    assert "gradients are right: the reported loss is wrong" in alone.says
     both = {(rank, "gradients"): {"v": GRADIENT["v"] * 3} for rank in (0, 1)}
     found = told(both, RankReport(loss=4.0), RankReport())
     assert (found.rule, found.factor) == ("prove-loss", "dp")

@@ -293,11 +293,11 @@ def _turned(activation: WrongActivation) -> Iterator[ProofFinding]:
 def _excluded(activation: WrongActivation) -> Mapping[str, float]:
     """The causes tried on an activation, each with the share that it leaves unexplained."""
     right_BTW = activation.right_BTW
-    pairs = [(one.values_nW, one.right_rows(right_BTW)) for one in activation.wrong]
+    pairs = [(copy.values_nW, copy.right_rows(right_BTW)) for copy in activation.wrong]
     seen_nW, right_nW = (torch.cat(some) for some in zip(*pairs, strict=True))
     held = {
-        rank: whole_activation([one for one in activation.wrong if one.rank == rank], right_BTW)
-        for rank in dict.fromkeys(one.rank for one in activation.wrong)
+        rank: whole_activation([c for c in activation.wrong if c.rank == rank], right_BTW)
+        for rank in dict.fromkeys(copy.rank for copy in activation.wrong)
     }
     left = {"a factor": fit_factor(seen_nW, right_nW)[1]}
     for axis, groups in named_groups(activation.evidence.plan):

@@ -259,7 +259,7 @@ def _with_gradients(
         if result.rule.id in _GRADIENTS and check.step == failure.step
     ]
     if not wrong:
-        says = "gradients are right: the loss that is told is wrong, not the loss of backward"
+        says = "gradients are right: the reported loss is wrong, not the loss of backward"
     else:
         first = explain_gradient(evidence, wrong[0])
         says = f"gradients are wrong too ({wrong[0].subject}: {first.description})"

@@ -125,24 +125,24 @@ def by_reach(
 ) -> ProofFinding:
     """Name a factor of a gradient by the axes whose sums reach all that is wrong, and no more.
 
-    Several axes may have the degree that a gradient is off by. Where gradients between blocks are
-    right, it is made in the sums of gradients, and each axis sums gradients of its own.
+    Several axes may have the degree that a gradient is off by. If gradients between blocks are
+    right, the sums of gradients make it, and each axis sums other gradients.
     """
-    same = [one for one in known if nearly_equal(one.value, finding.value or 0.0)]
+    same = [factor for factor in known if nearly_equal(factor.value, finding.value or 0.0)]
     several = len(same) > 1 and (finding.factor, finding.axis) == _name_and_axis(same)
-    backward = [one for one in activation_gradients(evidence) if one.step == step.step]
-    if not several or not backward or any(not one.error <= one.allowed for one in backward):
+    backward = [check for check in activation_gradients(evidence) if check.step == step.step]
+    if not several or not backward or any(not c.error <= c.allowed for c in backward):
         return finding
     wrong = {name for name in step.gradients if not is_right(evidence, step, name)}
-    shares = [_share_reached(evidence, wrong, one) for one in same]
-    told = [one for one, share in zip(same, shares, strict=True) if share == max(shares)]
-    others = dict.fromkeys(one.name for one in same if one.axis and one not in told)
-    if not wrong or not others:
+    shares = [_share_reached(evidence, wrong, factor) for factor in same]
+    best = [factor for factor, share in zip(same, shares, strict=True) if share == max(shares)]
+    excluded = dict.fromkeys(f.name for f in same if f.axis and f not in best)
+    if not wrong or not excluded:
         return finding
-    says = f"{finding.value:.6g} times the right value ({_names(told)}): {len(wrong)} of "
-    says += f"{len(step.gradients)} gradients are wrong, and not as {' or '.join(others)} would "
+    says = f"{finding.value:.6g} times the right value ({_names(best)}): {len(wrong)} of "
+    says += f"{len(step.gradients)} gradients are wrong, and not as {' or '.join(excluded)} would "
     says += "have them; gradients between blocks are right"
-    factor, axis = _name_and_axis(told)
+    factor, axis = _name_and_axis(best)
     return replace(finding, factor=factor, axis=axis, description=says)
 
 
@@ -155,10 +155,10 @@ def _share_reached(evidence: PlanEvidence, wrong: set[str], factor: Factor) -> f
     units = {unit_of(name) for name in wrong}
     near = [spec for name, spec in specs.items() if unit_of(name) in units]
     dense, experts = ([s for s in near if (s.expert is None) == kind] for kind in (True, False))
-    whole = [one for one in dense if one.split_dim is None]
-    ends = [one for one in dense if one.layer is None]
+    replicated = [spec for spec in dense if spec.split_dim is None]
+    ends = [spec for spec in dense if spec.layer is None]
     reached = {
-        "tp": (whole, [one for one in near if one.split_dim is not None]),
+        "tp": (replicated, [spec for spec in near if spec.split_dim is not None]),
         "edp": (experts,),
         "ep": (experts,),
         "dp": (dense, near),
@@ -179,7 +179,7 @@ def named_factor(
 ) -> ProofFinding:
     """The finding that a thing of a step is `value` times the right one.
 
-    Of a "norm" the root of a degree tells most: squares were added up several times. Of a
+    Of a "norm" the root of a degree comes first: squares were added up several times. Of a
     `parameter` of a program, axes along which one place alone holds it are named last: nothing is
     summed over them. A "forward" pass adds nothing up over data ranks or microbatches.
     """
@@ -197,7 +197,7 @@ def named_factor(
 
 def in_forward(known: Sequence[Factor]) -> list[Factor]:
     """The factors of axes that a forward pass adds something up over."""
-    return [one for one in known if one.axis in ("tp", "cp", "ep")]
+    return [factor for factor in known if factor.axis in ("tp", "cp", "ep")]
 
 
 def _known_of(

@@ -2,7 +2,7 @@
 """What a diagnosis says: the first wrong thing, its factor, and the axis that it points to.
 
 The axis is the one along which wrong and right ranks have no place in common. Of several causes
-that fit the first wrong tensor, the cause that fits the most other wrong tensors is told.
+that fit the first wrong tensor, the cause that fits the most other wrong tensors is reported.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def _cause(finding: ProofFinding) -> _Cause:
     return finding.factor, finding.axis, f"{finding.value:.4g}" if measured else ""
 
 
-def most_telling(causes: Iterable[ProofFinding], others: OtherCauses) -> ProofFinding | None:
+def most_telling(causes: Iterable[ProofFinding], elsewhere: OtherCauses) -> ProofFinding | None:
     """The cause that explains the most other wrong tensors; the first of equals, None of none.
 
     A number of few elements fits any factor. If a factor without a name explains one tensor alone,
-    a cause that most of the others share is told, of the first tensor that shows it.
+    a cause that most other tensors share is reported, for the first tensor that shows it.
     """
     fitting: dict[_Cause, ProofFinding] = {}
     for finding in causes:
@@ -74,7 +74,7 @@ def most_telling(causes: Iterable[ProofFinding], others: OtherCauses) -> ProofFi
         return None
     by_name = {
         name: {_cause(finding): replace(finding, tensor=finding.tensor or name) for finding in fits}
-        for name, fits in others()
+        for name, fits in elsewhere()
     }
     votes = Counter(cause for fits in by_name.values() for cause in fits)
     best = max(fitting, key=lambda cause: votes[cause])
@@ -84,15 +84,17 @@ def most_telling(causes: Iterable[ProofFinding], others: OtherCauses) -> ProofFi
         shown = next(fits[shared] for fits in by_name.values() if shared in fits)
         says = f"{shown.description}; so are {votes[shared]} of {len(by_name)} other wrong tensors"
         return replace(shown, description=says)
-    elsewhere = {
+    in_another_way = {
         name: fits
         for name, fits in by_name.items()
         if best not in fits and any(factor not in _NAMELESS for factor, *_ in fits)
     }
-    if not elsewhere or votes[best] >= len(elsewhere):
+    if not in_another_way or votes[best] >= len(in_another_way):
         return finding
-    name, fits = next(iter(elsewhere.items()))
-    says = f"{finding.description}; {len(elsewhere)} of {len(by_name)} other wrong tensors are "
+    name, fits = next(iter(in_another_way.items()))
+    says = (
+        f"{finding.description}; {len(in_another_way)} of {len(by_name)} other wrong tensors are "
+    )
     says += f"wrong in another way ({name}: {next(iter(fits.values())).description})"
     return replace(finding, description=says)
 
@@ -103,7 +105,7 @@ def spread(names: Sequence[str]) -> Sequence[str]:
 
 
 def no_cause(left: Mapping[str, float]) -> str:
-    """Say that no cause fits, and what each cause that was tried leaves unexplained."""
+    """Sentence that no cause fits, with the share that each tried cause leaves unexplained."""
     shares = ", ".join(f"{cause} {100 * share:.3g} %" for cause, share in left.items())
     return f"no cause fits; excluded, with the part that each leaves: {shares}"
 

@@ -180,19 +180,21 @@ def _known_mistake(
         same = _same(found, wanted)
         if bool((same | fine).all()):
             residual = float(((found - wanted) / wanted).abs()[same].max())
-            told = _limited_to_replicas(replace(variant.finding, residual=residual), slots, fine)
+            limited = _limited_to_replicas(replace(variant.finding, residual=residual), slots, fine)
             wrong_B = ~fine.repeat_interleave(share_B)
             agrees = _share_alike(seen, heard.forward, oracle, wrong_B)
             if agrees == 1:
-                return told
-            best = (agrees, told) if best is None or agrees > best[0] else best
+                return limited
+            best = (agrees, limited) if best is None or agrees > best[0] else best
     return best and best[1]
 
 
 def _activations(evidence: PlanEvidence, oracle: OracleStep) -> Mapping[str, torch.Tensor]:
     """What the ranks have together at each boundary that they tell, in their forward passes."""
     copies = copies_at(evidence.plan, evidence.run, oracle.step)
-    forward = {name: [one for one in every if not one.recomputed] for name, every in copies.items()}
+    forward = {
+        name: [copy for copy in every if not copy.recomputed] for name, every in copies.items()
+    }
     return {
         name: whole_activation(forward[name], right)
         for name, right in oracle.activations.items()
@@ -257,26 +259,28 @@ def explain_loss(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
         return finding
     if finding.factor != "number":
         return replace(finding, description=f"{failure.detail}: {finding.description}")
-    told = [one.loss for one in evidence.run.reports(failure.step) if one.loss is not None]
+    reports = evidence.run.reports(failure.step)
+    told = [report.loss for report in reports if report.loss is not None]
     spread = f"; ranks tell {min(told):.6g} to {max(told):.6g}" if len(set(told)) > 1 else ""
     says = f"{failure.detail}{spread}: another forward pass, other rows, or another mean of them"
     return ProofFinding("none", says)
 
 
 def _causes(evidence: JudgedEvidence, number: int) -> Iterator[ProofFinding]:
-    """Yield each cause that fits the loss which the ranks tell of a step."""
+    """Yield each cause that fits the loss of a step as ranks report it."""
     step = evidence.steps[number]
-    told = [one.loss for one in evidence.run.reports(number) if one.loss is not None]
+    reports = evidence.run.reports(number)
+    reported = [report.loss for report in reports if report.loss is not None]
     if isinstance(evidence, PlanEvidence):
-        value = furthest_value(told, step.loss)
+        value = furthest_value(reported, step.loss)
     else:
         value = evidence.run.loss(number) or 0.0
     if nearly_equal(value / step.loss, 1.0):
         return
     if isinstance(evidence, PlanEvidence):
         oracle = evidence.steps[number]
-        yield from mean_of_means(told[0], step.loss, _means(evidence, oracle), EXPLAINED)
-        yield from _mean_of_one(evidence, oracle, told)
+        yield from mean_of_means(reported[0], step.loss, _means(evidence, oracle), EXPLAINED)
+        yield from _mean_of_one(evidence, oracle, reported)
     else:
         sums = [(total, tokens) for tokens, total in step.part_losses]
         parts = [("the parts of the batch", "", sums)]

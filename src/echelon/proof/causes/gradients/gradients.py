@@ -2,7 +2,7 @@
 """What a wrong gradient looks like: compared with sums over ranks, parts of microbatches, shards.
 
 Causes are tried from the most telling to the least. Of those that fit to rounding, the cause that
-fits most wrong gradients of the step is told. Where gradients of activations went to the wrong
+fits most wrong gradients of the step is reported. Where gradients of activations went to the wrong
 microbatch between stages, each weight gradient has the input of one microbatch and the output
 gradient of another: the exchange is made on one device, for every pair of microbatches at every
 boundary, and compared.
@@ -82,7 +82,7 @@ def explain_gradient(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
     gradient = _gradient_of(evidence, step.step, name)
     wrong = gradient.wrong
     # A cause that leaves half of the error explains nothing; the error of NaN is NaN.
-    causes = (one for one in _findings(gradient) if not one.residual >= failure.error / 2)
+    causes = (cause for cause in _findings(gradient) if not cause.residual >= failure.error / 2)
     finding = most_telling(causes, partial(_causes_elsewhere, gradient))
     if finding is None:
         says = no_cause(_excluded(gradient))
@@ -109,7 +109,7 @@ def _causes_elsewhere(gradient: WrongGradient) -> Iterator[tuple[str, Iterator[P
 
 
 def _gradient_of(evidence: JudgedEvidence, step: int, name: str) -> WrongGradient:
-    """A wrong gradient with its wrong parts, the largest first: little can be told from a few."""
+    """A wrong gradient with its wrong parts, the largest first: a few elements fit any factor."""
     right = evidence.wanted_gradient(step, name)
     allowed = evidence.tolerance.allowed(GRADIENTS, step, name) * float(right.norm()) / 2
     parts = evidence.run.parts(GRADIENTS, step, name)
@@ -145,7 +145,7 @@ def _excluded(gradient: WrongGradient) -> Mapping[str, float]:
         left["the step before"] = fit_basis(seen, (right, before))[1]
     if isinstance(gradient, WrongGradientOfPlan):
         parts = contributions(gradient.evidence.reference_plan, gradient.step).values()
-        own = [part.of(one[gradient.name].double()) for one in parts]
+        own = [part.of(gradients[gradient.name].double()) for gradients in parts]
         left["weights of microbatches and replicas"] = fit_basis(seen, own)[1]
     elif isinstance(gradient, WrongGradientOfProgram):
         left |= excluded_weights(gradient)

@@ -165,9 +165,9 @@ def _wrong_update(
     }
     limit = max(allowed, evidence.explained) * float(right.norm()) / 2
     odd = wrong_ranks(added, right.reshape(-1), limit) or list(added)
-    mine = added[odd[0]]
-    where = ~mine.isnan().view(right.shape)
-    seen = mine[~mine.isnan()]
+    first = added[odd[0]]
+    where = ~first.isnan().view(right.shape)
+    seen = first[~first.isnan()]
     wrong = WrongUpdate(evidence=evidence, step=step, name=name, where=where, seen=seen)
     return wrong, set(odd), set(added)
 
