@@ -3,17 +3,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal
 
+from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
-from echelon.layout.buckets import data_degree, unit_of
+from echelon.layout.buckets import data_degree
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.causes.token_ranks import tokens_by_context_rank
 from echelon.proof.claims.captured_checks import is_right
-from echelon.proof.claims.checks import activation_gradients
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import nearly_equal
@@ -121,51 +122,75 @@ def _name_and_axis(same: Sequence[Factor]) -> tuple[str, str]:
 
 
 def by_reach(
-    evidence: PlanEvidence, step: OracleStep, finding: ProofFinding, known: Sequence[Factor]
+    evidence: JudgedEvidence, step: ReferenceStep, finding: ProofFinding, parameter: str
 ) -> ProofFinding:
     """Name a factor of a gradient by the axes whose sums reach all that is wrong, and no more.
 
-    Several axes may have the degree that a gradient is off by. If gradients between blocks are
-    right, the sums of gradients make it, and each axis sums other gradients.
+    Several axes may have the degree that a gradient is off by. Gradients between blocks are right,
+    so the sums of gradients make it, and each axis sums other gradients.
     """
-    same = [factor for factor in known if nearly_equal(factor.value, finding.value or 0.0)]
-    several = len(same) > 1 and (finding.factor, finding.axis) == _name_and_axis(same)
-    backward = [check for check in activation_gradients(evidence) if check.step == step.step]
-    if not several or not backward or any(not c.error <= c.allowed for c in backward):
-        return finding
-    wrong = {name for name in step.gradients if not is_right(evidence, step, name)}
-    shares = [_share_reached(evidence, wrong, factor) for factor in same]
-    best = [factor for factor, share in zip(same, shares, strict=True) if share == max(shares)]
-    excluded = dict.fromkeys(f.name for f in same if f.axis and f not in best)
-    if not wrong or not excluded:
-        return finding
-    says = f"{finding.value:.6g} times the right value ({_names(best)}): {len(wrong)} of "
-    says += f"{len(step.gradients)} gradients are wrong, and not as {' or '.join(excluded)} would "
-    says += "have them; gradients between blocks are right"
-    factor, axis = _name_and_axis(best)
-    return replace(finding, factor=factor, axis=axis, description=says)
+    value, named = finding.value or 0.0, (finding.factor, finding.axis)
+    for known in _known_of(evidence, step, parameter):
+        same = [factor for factor in known if nearly_equal(factor.value, value)]
+        if not same or _name_and_axis(same) != named:
+            continue
+        wrong = {name for name in step.gradients if not is_right(evidence, step, name)}
+        shares = [_share_reached(evidence, wrong, factor) for factor in same]
+        best = [factor for factor, share in zip(same, shares, strict=True) if share == max(shares)]
+        excluded = dict.fromkeys(f.name for f in same if f.axis and f not in best)
+        if excluded:
+            says = f"{value:.6g} times the right value ({_names(best)}): {len(wrong)} of "
+            says += f"{len(step.gradients)} gradients are wrong, and not as "
+            says += f"{' or '.join(excluded)} would have them; gradients between blocks are right"
+            factor, axis = _name_and_axis(best)
+            return replace(finding, factor=factor, axis=axis, description=says)
+    return finding
 
 
-def _share_reached(evidence: PlanEvidence, wrong: set[str], factor: Factor) -> float:
+def _share_reached(evidence: JudgedEvidence, wrong: set[str], factor: Factor) -> float:
     """Share of the wrong gradients in those that are wrong, or that sums over an axis reach.
 
     Only units with a wrong gradient count: a sum may go wrong in some buckets alone.
     """
-    specs = evidence.run.trained
-    units = {unit_of(name) for name in wrong}
-    near = [spec for name, spec in specs.items() if unit_of(name) in units]
-    dense, experts = ([s for s in near if (s.expert is None) == kind] for kind in (True, False))
-    replicated = [spec for spec in dense if spec.split_dim is None]
-    ends = [spec for spec in dense if spec.layer is None]
-    reached = {
-        "tp": (replicated, [spec for spec in near if spec.split_dim is not None]),
-        "edp": (experts,),
-        "ep": (experts,),
-        "dp": (dense, near),
-        "pp": (ends, near if units < {unit_of(name) for name in specs} else []),
-    }.get(factor.axis, (near, dense, experts))
-    named = [{spec.name for spec in some} for some in reached]
-    return max(len(some & wrong) / len(some | wrong) for some in named)
+    if not wrong:
+        return 0.0
+    units = {_unit_of(name) for name in wrong}
+    if isinstance(evidence, CapturedEvidence):
+        near = [name for name in evidence.run.shapes if _unit_of(name) in units]
+        axes, split = set(factor.axis.split(" and ")), evidence.run.split_axes
+        reached = [[name for name in near if axes.issubset(split(name)[k])] for k in (0, 1)]
+        reached = reached if factor.axis else [near]
+    else:
+        specs = [s for name, s in evidence.run.trained.items() if _unit_of(name) in units]
+        all_units = {_unit_of(name) for name in evidence.run.trained}
+        reached = [
+            [s.name for s in some] for some in _reached(specs, factor.axis, units < all_units)
+        ]
+    return max(len(wrong & {*some}) / len(wrong | {*some}) for some in reached)
+
+
+def _unit_of(name: str) -> str:
+    """Block of a parameter, by the first number in its name; else the first module."""
+    block = re.match(r".*?\b\d+\b", name)
+    return block[0] if block else name.partition(".")[0]
+
+
+def _reached(
+    specs: Sequence[ParameterSpec], axis: str, of_stage: bool
+) -> Sequence[Sequence[ParameterSpec]]:
+    """Sets of parameters of a plan whose gradients one sum over an axis may reach."""
+    dense, experts = ([s for s in specs if (s.expert is None) == kind] for kind in (True, False))
+    sets: dict[str, Sequence[Sequence[ParameterSpec]]] = {
+        "tp": [
+            [spec for spec in dense if spec.split_dim is None],
+            [spec for spec in specs if spec.split_dim is not None],
+        ],
+        "edp": [experts],
+        "ep": [experts],
+        "dp": [dense, specs],
+        "pp": [[spec for spec in dense if spec.layer is None], specs if of_stage else []],
+    }
+    return sets.get(axis, [specs, dense, experts])
 
 
 def named_factor(
@@ -201,7 +226,7 @@ def in_forward(known: Sequence[Factor]) -> list[Factor]:
 
 
 def _known_of(
-    evidence: JudgedEvidence, step: ReferenceStep, parameter: str, *, of_forward: bool
+    evidence: JudgedEvidence, step: ReferenceStep, parameter: str, *, of_forward: bool = False
 ) -> Iterator[list[Factor]]:
     if isinstance(evidence, PlanEvidence):
         spec = evidence.run.specs.get(parameter)

@@ -53,9 +53,10 @@ from echelon.proof.causes.gradients.microbatch_weights import (
 )
 from echelon.proof.causes.gradients.norm import name_norm
 from echelon.proof.causes.gradients.norm_layers import missing_rows
+from echelon.proof.causes.passing.places import PassedStep, first_wrong_module
 from echelon.proof.causes.places import describe_slice, told_by_slice, wrong_elements
 from echelon.proof.claims.captured_checks import is_right
-from echelon.proof.claims.checks import Check, dp_rank_of
+from echelon.proof.claims.checks import Check, activation_gradients, dp_rank_of
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import (
@@ -88,11 +89,22 @@ def explain_gradient(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
         says = no_cause(_excluded(gradient))
         odd = wrong_elements(evidence.run.whole(GRADIENTS, step.step, name), right, share)
         finding = told_by_slice(ProofFinding("none", says), describe_slice(odd))
-    elif isinstance(gradient, WrongGradientOfPlan) and not finding.tensor:
-        finding = by_reach(gradient.evidence, gradient.step, finding, gradient.known)
+    elif " or " in finding.axis and not finding.tensor and _sums_make_it(evidence, step.step):
+        finding = by_reach(evidence, step, finding, name)
     ranks, holders = tuple(sorted({part.rank for part in wrong})), {part.rank for part in parts}
     told = with_distinguishing_axis(evidence.axes(name), finding, ranks, holders)
     return replace(told, ranks=ranks)
+
+
+def _sums_make_it(evidence: JudgedEvidence, step: int) -> bool:
+    """True if gradients between blocks are right; the loss of a program may have a factor."""
+    if isinstance(evidence, CapturedEvidence):
+        of_step, passed = evidence.steps[step], PassedStep(evidence, step)
+        seen = any(module.right for module in passed.backward.values())
+        some_right = any(is_right(evidence, of_step, name) for name in of_step.gradients)
+        return some_right and seen and first_wrong_module(passed, backward=True) is None
+    checks = [check for check in activation_gradients(evidence) if check.step == step]
+    return bool(checks) and all(check.error <= check.allowed for check in checks)
 
 
 def _causes_elsewhere(gradient: WrongGradient) -> Iterator[tuple[str, Iterator[ProofFinding]]]:
