@@ -14,7 +14,6 @@ from echelon.core.plan import Plan
 from echelon.layout.buckets import data_degree
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.causes.token_ranks import tokens_by_context_rank
-from echelon.proof.claims.captured_checks import is_right
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import nearly_equal
@@ -122,7 +121,11 @@ def _name_and_axis(same: Sequence[Factor]) -> tuple[str, str]:
 
 
 def by_reach(
-    evidence: JudgedEvidence, step: ReferenceStep, finding: ProofFinding, parameter: str
+    evidence: JudgedEvidence,
+    step: ReferenceStep,
+    finding: ProofFinding,
+    wrong: set[str],
+    parameter: str,
 ) -> ProofFinding:
     """Name a factor of a gradient by the axes whose sums reach all that is wrong, and no more.
 
@@ -134,7 +137,6 @@ def by_reach(
         same = [factor for factor in known if nearly_equal(factor.value, value)]
         if not same or _name_and_axis(same) != named:
             continue
-        wrong = {name for name in step.gradients if not is_right(evidence, step, name)}
         shares = [_share_reached(evidence, wrong, factor) for factor in same]
         best = [factor for factor, share in zip(same, shares, strict=True) if share == max(shares)]
         excluded = dict.fromkeys(f.name for f in same if f.axis and f not in best)

@@ -89,19 +89,27 @@ def explain_gradient(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
         says = no_cause(_excluded(gradient))
         odd = wrong_elements(evidence.run.whole(GRADIENTS, step.step, name), right, share)
         finding = told_by_slice(ProofFinding("none", says), describe_slice(odd))
-    elif " or " in finding.axis and not finding.tensor and _sums_make_it(evidence, step.step):
-        finding = by_reach(evidence, step, finding, name)
+    elif not finding.tensor:
+        odd = {other for other in step.gradients if not is_right(evidence, step, other)}
+        finding = _by_reach(gradient, finding, odd)
     ranks, holders = tuple(sorted({part.rank for part in wrong})), {part.rank for part in parts}
     told = with_distinguishing_axis(evidence.axes(name), finding, ranks, holders)
     return replace(told, ranks=ranks)
 
 
-def _sums_make_it(evidence: JudgedEvidence, step: int) -> bool:
+def _by_reach(gradient: WrongGradient, finding: ProofFinding, wrong: set[str]) -> ProofFinding:
+    """A factor of several axes by the name of those that reach what is wrong."""
+    evidence, step = gradient.evidence, gradient.step
+    if " or " not in finding.axis or not _sums_make_it(evidence, step.step, wrong):
+        return finding
+    return by_reach(evidence, step, finding, wrong, gradient.name)
+
+
+def _sums_make_it(evidence: JudgedEvidence, step: int, wrong: set[str]) -> bool:
     """True if gradients between blocks are right; the loss of a program may have a factor."""
     if isinstance(evidence, CapturedEvidence):
-        of_step, passed = evidence.steps[step], PassedStep(evidence, step)
+        passed, some_right = PassedStep(evidence, step), wrong < {*evidence.steps[step].gradients}
         seen = any(module.right for module in passed.backward.values())
-        some_right = any(is_right(evidence, of_step, name) for name in of_step.gradients)
         return some_right and seen and first_wrong_module(passed, backward=True) is None
     checks = [check for check in activation_gradients(evidence) if check.step == step]
     return bool(checks) and all(check.error <= check.allowed for check in checks)
@@ -274,6 +282,7 @@ def _wrong_clip(gradient: WrongGradient) -> Iterator[ProofFinding]:
         yield ProofFinding("1/clip scale", "no gradient is clipped", value=1 / step.clip_scale)
         return
     if max(clipped) - min(clipped) > gradient.fits * max(clipped):
+        yield from _clipped_with_others(gradient, clip, factors)
         return
     norm = clip / (clipped[0] * step.clip_scale)
     says = f"gradients of the step are clipped by a norm of {norm:.6g}"
@@ -289,6 +298,30 @@ def _wrong_clip(gradient: WrongGradient) -> Iterator[ProofFinding]:
     else:
         says += f" instead of {step.grad_norm:.6g}{own}"
         yield ProofFinding("wrong norm", says, axis, value=norm / step.grad_norm)
+
+
+def _clipped_with_others(
+    gradient: WrongGradient, clip: float, factors: Mapping[str, float]
+) -> Iterator[ProofFinding]:
+    """Find a factor in some gradients behind a clip of all: their norm predicts all factors."""
+    evidence, step, least = gradient.evidence, gradient.step, min(factors.values())
+    if factors.keys() != step.gradients.keys():
+        return
+    for base in (least, max(factors.values())):
+        odd = {n: f / base for n, f in factors.items() if abs(f / base - 1) > gradient.fits}
+        times = odd[next(iter(odd))]
+        norms = {name: float(one.double().norm()) for name, one in step.gradients.items()}
+        norm = math.hypot(*(odd.get(name, 1.0) * size for name, size in norms.items()))
+        made = min(1.0, clip / (norm + 1e-6)) / step.clip_scale
+        alike = all(abs(one - times) <= gradient.fits * times for one in odd.values())
+        if alike and abs(made - base) <= _CLIPPED_ALIKE * made:
+            name = list(odd)[-1]
+            named = named_factor(evidence, step, times, parameter=name)
+            named = _by_reach(replace(gradient, name=name), named, {*odd})
+            says = f"{len(odd)} of {len(factors)} gradients are off before the clip, and all are "
+            says += f"clipped by their norm of {norm:.6g}: {named.description}"
+            yield replace(named, description=says, tensor=name)
+            return
 
 
 def _norms_of_wrong_ranks(gradient: WrongGradient, first: float) -> tuple[str, str]:
@@ -421,6 +454,8 @@ def _name_mixture(
         says += f", while the parts of dp {lost} are missing"
     return ProofFinding("wrong group", says, "tp", residual=residual)
 
+
+_CLIPPED_ALIKE = 1e-5  # relative difference of clips
 
 _MOST_MICROBATCHES = 8
 """Pairs are tried one by one; a proof that was shrunk has few."""
