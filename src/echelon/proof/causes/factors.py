@@ -19,6 +19,7 @@ from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import nearly_equal
 from echelon.proof.evidence.run import INITIAL, PARAMETERS, ReferenceStep
 from echelon.proof.oracle.oracle import OracleStep
+from echelon.schedule.from_plan import stage_placement_from_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +165,12 @@ def _share_reached(evidence: JudgedEvidence, wrong: set[str], factor: Factor) ->
         reached = reached if factor.axis else [near]
     else:
         specs = [s for name, s in evidence.run.trained.items() if _unit_of(name) in units]
+        stages = stage_placement_from_plan(evidence.plan)
+        mirrored = any(len(stages.owners_of(s)) > 1 for s in range(evidence.plan.num_stages))
         all_units = {_unit_of(name) for name in evidence.run.trained}
         reached = [
-            [s.name for s in some] for some in _reached(specs, factor.axis, units < all_units)
+            [s.name for s in some]
+            for some in _reached(specs, factor.axis, units < all_units or mirrored)
         ]
     return max(len(wrong & {*some}) / len(wrong | {*some}) for some in reached)
 
@@ -178,7 +182,7 @@ def _unit_of(name: str) -> str:
 
 
 def _reached(
-    specs: Sequence[ParameterSpec], axis: str, of_stage: bool
+    specs: Sequence[ParameterSpec], axis: str, over_stages: bool
 ) -> Sequence[Sequence[ParameterSpec]]:
     """Sets of parameters of a plan whose gradients one sum over an axis may reach."""
     dense, experts = ([s for s in specs if (s.expert is None) == kind] for kind in (True, False))
@@ -190,7 +194,7 @@ def _reached(
         "edp": [experts],
         "ep": [experts],
         "dp": [dense, specs],
-        "pp": [[spec for spec in dense if spec.layer is None], specs if of_stage else []],
+        "pp": [[spec for spec in dense if spec.layer is None], specs if over_stages else []],
     }
     return sets.get(axis, [specs, dense, experts])
 

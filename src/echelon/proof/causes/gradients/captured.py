@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 
@@ -215,8 +216,10 @@ def _ranks_weighted(gradient: WrongGradientOfProgram) -> Iterator[ProofFinding]:
         says = f"the gradients of {told} are left out of the sum"
         yield ProofFinding("missing part", says, axis, residual=residual)
         return
-    if max(abs(v - w) for v, w in zip(wanted, seen, strict=True)) < _ALIKE * max(map(abs, seen)):
-        return
+    factor = fmean(seen) / fmean(wanted) if fmean(wanted) else 1.0
+    off = (abs(factor * v - w) for v, w in zip(wanted, seen, strict=True))
+    if max(off) < _ALIKE * max(map(abs, seen)):
+        return  # one factor, which is another cause
     alike = max(seen) - min(seen) < _ALIKE * max(map(abs, seen))
     if alike and min(wanted) > 0:
         by_rank = {rank: v for (rank, _), v in zip(slots, wanted, strict=True)}
