@@ -29,7 +29,7 @@ class ZeroOne(torch.optim.Optimizer):
 
     def flat(self, tensors: list[torch.Tensor]) -> torch.Tensor:
         """Return tensors as one vector, zeros behind."""
-        flat = torch.cat([one.reshape(-1) for one in tensors])
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         return nn.functional.pad(flat, (0, -len(flat) % dist.get_world_size()))
 
     @torch.no_grad()
@@ -37,11 +37,11 @@ class ZeroOne(torch.optim.Optimizer):
         """Sum gradients over the replicas, clip, update this slice, gather all slices."""
         flat = self.flat([p.grad for p in self.parameters if p.grad is not None])
         dist.all_reduce(flat)
-        mine = flat.chunk(dist.get_world_size())[dist.get_rank()].clone()
-        square = mine.square().sum()
+        own = flat.chunk(dist.get_world_size())[dist.get_rank()].clone()
+        square = own.square().sum()
         dist.all_reduce(square)
         self.norm = square.sqrt()
-        self.slice.grad = mine * (CLIP_NORM / (self.norm + 1e-6)).clamp(max=1.0)
+        self.slice.grad = own * (CLIP_NORM / (self.norm + 1e-6)).clamp(max=1.0)
         self.inner.step()
         dist.all_gather(list(flat.chunk(dist.get_world_size())), self.slice.detach())
         start = 0

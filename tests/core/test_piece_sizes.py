@@ -54,12 +54,12 @@ WHOLE = {
 """Sizes of which no loop has a last piece that is shorter, and why."""
 
 
-@pytest.mark.parametrize("field", [one.name for one in fields(PieceSizes)])
+@pytest.mark.parametrize("field", [field.name for field in fields(PieceSizes)])
 def test_a_loop_of_a_proof_has_several_pieces_and_a_shorter_last_one(field: str) -> None:
     size = getattr(PROOF_PIECES, field)
     assert size < getattr(TRAINING_PIECES, field)
     cut = loops(shrink(plan_of(), precision="fp64"))
-    assert cut.keys() | WHOLE.keys() == {one.name for one in fields(PieceSizes)}
+    assert cut.keys() | WHOLE.keys() == {field.name for field in fields(PieceSizes)}
     if field not in WHOLE:
         pieces = [(there, max(1, size // each)) for there, each in cut[field]]
         assert any(there > piece and there % piece for there, piece in pieces), pieces

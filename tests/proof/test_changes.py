@@ -1,4 +1,4 @@
-"""What a proof changes of a plan is told, and nothing that does not fit is made to."""
+"""Numbers of a plan that a proof changes are listed, and no division is mended."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ ILLEGAL: dict[str, tuple[Callable[[], Plan], Callable[[Plan], Plan]]] = {
         lambda: plan_of(model=MIXTURE, dp_shard=2, ep=2),
         lambda plan: with_experts(plan, num_experts=7),
     ),
-    "experts that a token may meet hold top_k": (
+    "experts that a token may be routed to hold top_k": (
         lambda: plan_of(model=MIXTURE),
         lambda plan: with_experts(plan, num_experts=2, top_k=3),
     ),
@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_refused_and_not_mended(name: str) -> None:
     legal, broken = ILLEGAL[name]
     require_nothing_mended(legal(), shrink(legal()))
     plan = broken(legal())
-    assert not {one.name: one.holds for one in relations(plan)}[name]
+    assert not {relation.name: relation.holds for relation in relations(plan)}[name]
     with pytest.raises(ConfigError) as raised:
         prove(plan, run_ranks=no_ranks)
     assert set(raised.value.rules) == {"prove-repairs-nothing"}
@@ -95,9 +95,9 @@ def test_what_does_not_fit_is_refused_and_not_mended(name: str) -> None:
 
 def test_widths_of_blocks_with_a_scale_are_among_the_relations() -> None:
     plan = plan_of(tp=2, precision=Precision(matmul="fp8", fp8_block=7))
-    told = {one.name: one.holds for one in relations(plan)}
-    assert not told["fp8_block divides hidden"]
-    assert {name for name in told if "fp8_block" in name} == {
+    holds = {relation.name: relation.holds for relation in relations(plan)}
+    assert not holds["fp8_block divides hidden"]
+    assert {name for name in holds if "fp8_block" in name} == {
         "fp8_block divides hidden",
         "tp x fp8_block divides heads x head_dim",
         "tp x fp8_block divides kv_heads x head_dim",
@@ -108,9 +108,9 @@ def test_widths_of_blocks_with_a_scale_are_among_the_relations() -> None:
 def test_every_number_that_is_another_one_is_told() -> None:
     plan = plan_of(pp=2)
     small = with_stages(with_model(plan, hidden=3, name="small"), (0,), (1,))
-    told = {one.name: (one.given, one.proven) for one in changes(plan, small)}
+    numbers = {change.name: (change.given, change.proven) for change in changes(plan, small)}
     stages = plan.layout.pipeline.stages
-    assert told == {
+    assert numbers == {
         "model.hidden": (plan.model.hidden, 3),
         **({"pipeline.stages": (stages, ((0,), (1,)))} if stages != ((0,), (1,)) else {}),
     }

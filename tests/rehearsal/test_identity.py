@@ -91,9 +91,46 @@ def directions_are_exchanged(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(PipelineExecutor, "_post_receive", exchanged)
 
 
+def graphs_are_taken_in_the_order_of_making(patch: pytest.MonkeyPatch) -> None:
+    """Backward runs the latest graph of its stage, with the gradient of its microbatch."""
+    backward = PipelineExecutor._backward
+
+    def latest(self: Any, state: Any, action: Any, dy_ND: Any) -> Any:
+        key = action.stage, action.microbatch
+        *_, other = (one for one in state.outputs if one[0] == action.stage)
+        for left in (state.outputs, state.inputs):
+            if other in left:
+                left[key], left[other] = left[other], left[key]
+        return backward(self, state, action, dy_ND)
+
+    patch.setattr(PipelineExecutor, "_backward", latest)
+
+
+def the_latest_message_is_taken(patch: pytest.MonkeyPatch) -> None:
+    """Take of a channel what was asked for last, whatever the action needs."""
+    take = PipelineExecutor._take
+
+    def latest(self: Any, state: Any, step: Any) -> Any:
+        if step.receive is None:
+            return take(self, state, step)
+        *_, message = (one for one in state.arriving if one.channel == step.receive.channel)
+        tensor, pending = state.arriving.pop(message)
+        pending.wait()
+        return tensor
+
+    patch.setattr(PipelineExecutor, "_take", latest)
+
+
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("mutant", "flags", "words"),
     [
+        (graphs_are_taken_in_the_order_of_making, PIPE, "BW0.0 runs the graph that F0.1 has left"),
+        (
+            the_latest_message_is_taken,
+            TWO_STEPS_AHEAD,
+            "BW0.0 computes on gradient 2 stage 1 -> 0, and its input is gradient 0 stage 1 -> 0",
+        ),
         (
             tensors_of_two_sends_are_swapped,
             TWO_STEPS_AHEAD,
@@ -218,3 +255,20 @@ def test_communicators_first_used_in_another_order_are_named(
     (text,) = texts_of(*TIED, rule="rehearse-deadlock")
     assert "ranks like (1,) wait at the first call, all_reduce dp" in text
     assert "ranks like (3,) wait at the first call, all_reduce world" in text
+
+
+@pytest.mark.one_in(3)
+def test_directions_by_payload_are_named_where_stages_wrap_around(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An activation from the last rank to the first is no message to the next rank."""
+
+    def by_payload(self: Any, message: Any) -> Any:
+        forward = message.payload is Payload.ACTIVATION
+        return self.groups.pipe_forward if forward else self.groups.pipe_backward
+
+    monkeypatch.setattr(PipelineExecutor, "_group_for", by_payload)
+    flags = ("pipeline.schedule=interleaved-1f1b", "pipeline.virtual_stages=2")
+    text, *_ = texts_of(*PIPE, *flags, rule="rehearse-mismatch")
+    assert "on pipe_forward: receive activation 0 stage 1 -> 2 from rank 1" in text
+    assert "receive activation 0 stage 0 -> 1 from rank 0" in text

@@ -254,3 +254,18 @@ def test_a_copy_of_slices_that_waits_for_no_stream_is_told(monkeypatch: pytest.M
     monkeypatch.setattr(RehearsedCopyStreams, "wait_for", lambda self, mark: None)
     texts = [fault.text for fault in rehearsed(*flags).faults]
     assert any("copy up slices writes on stream slices up" in text for text in texts), texts
+
+
+@pytest.mark.one_in(3)
+def test_a_copy_that_the_allocator_does_not_know_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The input of a block is freed while it is copied down, and later kernels get its memory."""
+    flags = ("mesh.dp_replicate=2", "recompute.policy=full", "recompute.offload=host")
+    monkeypatch.setattr(RehearsedCopyStreams, "record_use", lambda self, tensor: None)
+    texts = [fault.text for fault in rehearsed(*flags).faults]
+    assert any(
+        "copy down activations reads on stream activations down" in text
+        and "the allocator, which does not know the copy, writes" in text
+        for text in texts
+    ), texts

@@ -215,14 +215,14 @@ def test_the_examples_of_the_rulebook_are_what_they_say(rule: Rule) -> None:
 @pytest.mark.parametrize(
     ("rows", "says"),
     [
-        (("F0.0 F0.0 F0.1 BW0.0 BW0.1", GOOD[1]), "F0.0 stands 2 times, not once"),
+        (("F0.0 F0.0 F0.1 BW0.0 BW0.1", GOOD[1]), "F0.0 appears 2 times, not once"),
         (("F0.0 BW0.0 BW0.1", GOOD[1]), "stage 0, microbatch 1: F0.1 is missing"),
         ((GOOD[0], "F1.0 F1.1 BW1.0"), "stage 1, microbatch 1: BW (or B and W) is missing"),
         ((GOOD[0], "F1.0 F1.1 BW1.0 B1.1"), "stage 1, microbatch 1: W is missing"),
         ((GOOD[0], "F1.0 F1.1 BW1.0 W1.1"), "stage 1, microbatch 1: B is missing"),
         (
             (GOOD[0], GOOD[1] + " W1.1"),
-            "stage 1, microbatch 1: BW stands beside W; a cell has one or the other",
+            "stage 1, microbatch 1: BW appears with W; a cell has one or the other",
         ),
         ((GOOD[0] + " F0.2", GOOD[1]), "rank 0, place 4: F0.2 is outside of the 2 stages"),
         ((GOOD[0] + " F2.0", GOOD[1]), "rank 0, place 4: F2.0 is outside of the 2 stages"),
@@ -243,11 +243,11 @@ def test_a_cell_that_is_not_covered_once_is_named(rows: tuple[str, str], says: s
     [
         (
             ("F0.0 BW0.1 F0.1 BW0.0", GOOD[1]),
-            "rank 0: BW0.1 at place 1 needs F0.1, which stands at place 2",
+            "rank 0: BW0.1 at place 1 needs F0.1, which is at place 2",
         ),
         (
             ("F0.0 F0.1 BW0.0 BW0.1", "F1.0 F1.1 W1.0 B1.0 BW1.1"),
-            "rank 1: W1.0 at place 2 needs B1.0, which stands at place 3",
+            "rank 1: W1.0 at place 2 needs B1.0, which is at place 3",
         ),
     ],
 )
@@ -261,8 +261,8 @@ def test_a_handover_on_one_rank_keeps_its_order_too() -> None:
     rows = ("F1.0 F0.0 BW0.0 BW1.0",)
     rule, text = refused(schedule_of(*rows, num_microbatches=1, stage_ranks=(0, 0)))
     assert rule == "schedule-keeps-order"
-    assert "F1.0 at place 0 needs F0.0, which stands at place 1" in text
-    assert "BW0.0 at place 2 needs BW1.0, which stands at place 3" in text
+    assert "F1.0 at place 0 needs F0.0, which is at place 1" in text
+    assert "BW0.0 at place 2 needs BW1.0, which is at place 3" in text
 
 
 @pytest.mark.parametrize(

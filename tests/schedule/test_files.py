@@ -136,7 +136,7 @@ def test_a_csv_has_a_column_per_slot(folder: Path) -> None:
         (
             "rank 0,F0.0,F0.1,BW0.0,BW0.1\nrank 1,F1.0,F1.1,BW1.0,BW1.1,BW1.0",
             "schedule-covers-once",
-            "BW1.0 stands 2 times, not once: rank 1, row 2, column 4; rank 1, row 2, column 6",
+            "BW1.0 appears 2 times, not once: rank 1, row 2, column 4; rank 1, row 2, column 6",
             "row 2, column 6",
         ),
         (
@@ -148,7 +148,7 @@ def test_a_csv_has_a_column_per_slot(folder: Path) -> None:
         (
             "rank 0,F0.0,BW0.1,F0.1,BW0.0\nrank 1,F1.0,F1.1,BW1.0,BW1.1",
             "schedule-keeps-order",
-            "rank 0: BW0.1 at row 1, column 3 needs F0.1, which stands at row 1, column 4",
+            "rank 0: BW0.1 at row 1, column 3 needs F0.1, which is at row 1, column 4",
             "row 1, column 3",
         ),
         (

@@ -1,4 +1,4 @@
-"""The loop delivers the rows of a run: those of steps and of validation, with their counts."""
+"""The loop delivers the rows of steps and of validation, with their counts."""
 
 from __future__ import annotations
 

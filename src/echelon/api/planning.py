@@ -302,10 +302,10 @@ def prove(
     engine to put through the same claims, without that run. `independent` also compares the one
     process with a second implementation that shares no code with it, and with transformers where
     that is installed and has the model. With `late` all is run once more with operations that
-    complete only when they are awaited, and must give the same bits. With `export` the whole run
-    ends with exports in every format, read again by transformers and by the second implementation;
-    so it does without it where adapters are merged, or a family lays its weights out otherwise. The
-    `data` of a run (`job.data`) are read once more from their records, the first megabyte of each
+    complete only when they are awaited, and must give the same bits. With `export`, and always if
+    adapters are merged or a family of transformers has another layout of weights, the whole run
+    ends with exports in every format, read by transformers and by the second implementation. The
+    `data` of a run (`job.data`) are also read from their records, the first megabyte of each
     source.
     `plan` may also be what has one, such as the answer of `ec.plan`. `proof.proven` says whether it
     holds; `proof.require()` raises ProofFailed.

@@ -115,7 +115,7 @@ def bisect_program(
     if is_launched():
         problem = "a program is bisected on ranks that are started here, not by torchrun"
         raise ConfigError(VERIFY_MESH.problem(problem, suggestions=("without torchrun",)))
-    return bisect_with(str(subject), lambda one: verify(one, ranks=ranks, late=late))
+    return bisect_with(str(subject), lambda file: verify(file, ranks=ranks, late=late))
 
 
 def _join(subject: Path, ranks: int | None) -> SubjectProof:

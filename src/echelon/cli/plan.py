@@ -169,15 +169,17 @@ def _show(
     from echelon.config.load import load_job
     from echelon.core.messages.plurals import in_singular
     from echelon.planner.lint.checks import plan_fits
-    from echelon.planner.report.report import plan_json, plan_text
+    from echelon.planner.report.printed_numbers import require_page
+    from echelon.planner.report.report import plan_json, plan_text, require_text
 
     with working("planning", lines=False):
         job = load_job(run, settings)
         times = unit_times_from_job(job)
         assumed, searched = assumed_of_job(job), search_note_of_job(job)
         text = "" if json else plan_text(job.plan, times, searched, assumed, columns=columns)
-        needed = json or files.has_report
-        document = plan_json(job.plan, times, assumed) if needed else {}
+        document = plan_json(job.plan, times, assumed)
+        if not json:
+            require_text(text, document)
     if json:
         print_json("plan", document)
     print(in_singular(text), end="")
@@ -185,7 +187,6 @@ def _show(
         _explain(run, settings, job.plan, columns=columns)
     if files.has_report:
         from echelon.page.documents.plan import plan_page
-        from echelon.planner.report.printed_numbers import require_page
 
         page = plan_page(job.plan, times)
         require_page(page, document)
@@ -325,19 +326,23 @@ def _print_answer(
     from echelon.planner.answer.why_text import explanation_text
     from echelon.planner.explain.why import explain_result
     from echelon.planner.recommend.recommend import Recommendation
+    from echelon.planner.report.report import require_text
 
-    reasons, columns = None, question.columns
+    reasons, columns, told = None, question.columns, found_json(found, front)
     if question.why and answer.best is not None:
         with working("looking at other plans", lines=not question.json):
             reasons = explain_result(answer)
     if question.json:
-        told = found_json(found, front)
         print_json("plan", told if reasons is None else told | {"why": explanation_json(reasons)})
     elif answer.best is not None:
+        texts: list[str] = []
         if isinstance(found, Recommendation):
-            print(advice_text(found, asked, columns=columns), end="")
+            texts.append(advice_text(found, asked, columns=columns))
         if question.detail or front or not isinstance(found, Recommendation):
-            print("\n" + answer_text(answer, front, columns=columns), end="")
+            texts.append("\n" + answer_text(answer, front, columns=columns))
+        for text in texts:
+            require_text(text, told)
+            print(text, end="")
         if reasons is not None:
             print("\n" + explanation_text(reasons, columns=columns), end="")
 

@@ -104,7 +104,7 @@ def prove(
 
 @dataclass(frozen=True, slots=True)
 class _Extras:
-    """Say what is to be done beside the proof of a run."""
+    """Additional parts of the proof of a run, and its files."""
 
     bisect: bool
     independent: bool

@@ -137,7 +137,7 @@ def _parts(found: Rehearsal, columns: int) -> Iterator[str]:
     )
     yield _memory(found, columns)
     values = found.to_json()
-    yield from (section_text(one, columns=columns) for one in number_sections(values))
+    yield from (section_text(part, columns=columns) for part in number_sections(values))
     fullest = next(one for one in values["ranks"] if one["rank"] == found.fullest.rank)
     yield section_text(work_section(fullest), columns=columns)
     yield f"What moves most bytes on it:\n\n{_kernels(found.fullest, columns)}"

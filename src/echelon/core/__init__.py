@@ -17,6 +17,6 @@ messages/                   loggers, counts in sentences, names, words of other 
 errors.py                   problems
 attention_mask.py           who meets whom, and where positions live
 axis.py, cluster.py, event.py   axes, devices and links, what a rank did
-piece_sizes.py              sizes of the pieces in which a rank works through what is large
+piece_sizes.py              sizes of the pieces in which a rank works through large tensors
 units.py, svg.py, notebook.py, version.py   numbers for people, drawings, views
 """

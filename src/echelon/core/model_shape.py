@@ -208,8 +208,8 @@ class ModelShape:
     mlp_bias: Annotated[bool, Configured("whether the MLP has biases")] = False
     initial_std: Annotated[float, Configured("standard deviation of the first weights")] = 0.02
     initial_spread: float = 0.0
-    """How far from 0 or 1 first weights may lie that all begin there: norms, biases, sinks and the
-    second matrices of adapters. Only a proof spreads them: equal ones hide which is which."""
+    """Largest distance from 0 or 1 of first weights that begin there: norms, biases, sinks and the
+    second matrices of adapters. Only a proof spreads these: equal values hide a swap."""
     dropout: Annotated[
         float, Configured("of embeddings and of both outputs of a block", FRACTION)
     ] = 0.0

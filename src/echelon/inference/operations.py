@@ -77,8 +77,8 @@ class CacheOperations(Operations):
     ) -> None:
         """Split layers over `group`; `splits_experts`: what its ranks make of experts is summed.
 
-        `fp8`: linear layers of blocks multiply 8-bit numbers, each in its own way. What is large is
-        worked through in `pieces`.
+        `fp8`: linear layers of blocks multiply 8-bit numbers, each in its own way. Loops over large
+        tensors take `pieces`.
 
         `joined` and `biases` are set by who makes the weights (`weights.py`), `caches` by who knows
         how many positions there will be; `balance` and `router_biases` say how tokens are routed.

@@ -171,7 +171,7 @@ class RankContext:
     """Hold what a target needs to know of its place; the process group is already there.
 
     `store` is shared by the ranks of this job only. `label` says where the rank sits in the mesh.
-    What is large is worked through in `pieces`.
+    Loops over large tensors take `pieces`.
     One that was started again (`attempt`) is alone in its process group.
     """
 

@@ -132,7 +132,7 @@ def initial_values(
 ) -> torch.Tensor:
     """Return the rectangle of a parameter that starts at `offset` (default: all of it).
 
-    It is written into `into` where that is given, which has its shape and may be a view; it is made
+    It is written into `into` if given, which has its shape and may be a view; it is made
     on the device of that, in `pieces`. Else it is all of the parameter, in float32.
     """
     offset = offset or (0,) * len(spec.shape)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a proof changes of a plan, number by number, and what it must not mend on the way.
+"""Numbers of a plan that a proof changes, and divisions that it must not mend on the way.
 
-A proof runs a small plan in the place of the given one. What divides there must divide here, and
-what does not must not: a split with a remainder of the given plan would else be proven by one
-without. The arithmetic is written here once more, and not asked of `config/rules`: a rule that is
-missing there would be missing here, too.
+A proof runs a small plan in the place of the given plan. A number must divide another in both or in
+neither: otherwise a split without a remainder would prove a split with one. The arithmetic does not
+ask `config/rules`: a rule that is missing there would be missing here, too.
 """
 
 from __future__ import annotations
@@ -16,19 +15,18 @@ from typing import Any
 
 from echelon.core.errors import ConfigError
 from echelon.core.experts import unrounded_capacity
-from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan
 from echelon.core.rulebook.prove import PROVE_REPAIRS_NOTHING
 from echelon.schedule.build import SCHEDULES
 from echelon.schedule.from_plan import coverage_problem
 
 _NAMES = frozenset({"model.name", "zero.offload_dir"})
-"""Fields that are no part of what is computed."""
+"""Fields that take no part in the computation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """Hold a number that a proof changed."""
+    """A number that a proof changed."""
 
     name: str
     """The field of the plan, such as ``model.hidden``."""
@@ -46,9 +44,9 @@ def changes(given: Plan, proven: Plan) -> tuple[Change, ...]:
 
 def _changes(name: str, given: Any, proven: Any) -> Iterator[Change]:
     if is_dataclass(given) and type(given) is type(proven):
-        for one in fields(given):
-            inner = f"{name}.{one.name}".removeprefix(".")
-            yield from _changes(inner, getattr(given, one.name), getattr(proven, one.name))
+        for field in fields(given):
+            inner = f"{name}.{field.name}".removeprefix(".")
+            yield from _changes(inner, getattr(given, field.name), getattr(proven, field.name))
     elif given != proven and name not in _NAMES:
         yield Change(name=name, given=given, proven=proven)
 
@@ -58,12 +56,12 @@ def require_nothing_mended(given: Plan, proven: Plan) -> None:
     before, after = relations(given), relations(proven)
     mended = [
         PROVE_REPAIRS_NOTHING.problem(
-            f"{one.name}: {one.text} in {given.name}, and {other.text} in the small plan that "
-            "would be proven in its place",
-            suggestions=(f"a plan in which {one.name}",),
+            f"{relation.name}: {relation.text} in {given.name}, and {small.text} in the small plan "
+            "that would be proven in its place",
+            suggestions=(f"a plan in which {relation.name}",),
         )
-        for one, other in zip(before, after, strict=True)
-        if one.holds != other.holds
+        for relation, small in zip(before, after, strict=True)
+        if relation.holds != small.holds
     ]
     if mended:
         raise ConfigError(mended)
@@ -71,14 +69,14 @@ def require_nothing_mended(given: Plan, proven: Plan) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relation:
-    """Say whether something of a plan fits something else."""
+    """A relation between numbers of a plan, such as a division without remainder."""
 
     name: str
     """The relation in words; the same in every plan of the same parts."""
     text: str
     """Its numbers."""
     holds: bool
-    """Whether it is so."""
+    """True if the numbers have it."""
 
 
 def relations(plan: Plan) -> tuple[Relation, ...]:
@@ -89,14 +87,14 @@ def relations(plan: Plan) -> tuple[Relation, ...]:
 def _divisions(plan: Plan) -> Iterator[Relation]:
     for name, divisor_name, number, divisor in (
         *_of_heads(plan),
-        *_of_widths(plan),
+        *_inner_widths(plan),
         *_of_blocks(plan),
         *_of_tokens(plan),
         *_of_experts(plan),
     ):
-        rest = number % divisor if divisor > 0 else number
-        text = f"{number} % {divisor} = {rest}"
-        yield Relation(name=f"{divisor_name} divides {name}", text=text, holds=not rest)
+        remainder = number % divisor if divisor > 0 else number
+        text = f"{number} % {divisor} = {remainder}"
+        yield Relation(name=f"{divisor_name} divides {name}", text=text, holds=not remainder)
 
 
 _Division = tuple[str, str, int, int]
@@ -114,32 +112,21 @@ def _of_heads(plan: Plan) -> Iterator[_Division]:
         yield "the width of a head", "2", width, 2
 
 
-def _of_widths(plan: Plan) -> Iterator[_Division]:
-    """Yield the inner widths that ranks cut."""
-    tp = plan.mesh.tp
-    for name, width, cut in _inner_widths(plan):
-        yield (
-            name,
-            "expert_tp" if cut else "tp",
-            width,
-            plan.layout.experts.expert_tp if cut else tp,
-        )
-
-
-def _inner_widths(plan: Plan) -> Iterator[tuple[str, int, bool]]:
-    """Yield the inner widths of MLPs, and whether they are cut as routed experts are."""
-    model = plan.model
+def _inner_widths(plan: Plan) -> Iterator[_Division]:
+    """Yield the inner widths of MLPs, and the number of ranks that cut each."""
+    model, tp = plan.model, plan.mesh.tp
     experts = model.experts
     if experts is None or experts.first_dense_layers:
-        yield "ffn", model.ffn, False
+        yield "ffn", "tp", model.ffn, tp
     if experts is not None:
-        yield "experts.ffn", experts.ffn, True
+        yield "experts.ffn", "expert_tp", experts.ffn, plan.layout.experts.expert_tp
         if experts.shared_experts:
-            yield "shared_experts x experts.ffn", experts.shared_experts * experts.ffn, False
+            width = experts.shared_experts * experts.ffn
+            yield "shared_experts x experts.ffn", "tp", width, tp
 
 
 def _of_blocks(plan: Plan) -> Iterator[_Division]:
-    """Yield the widths that are cut in blocks with a scale of their own."""
+    """Yield the widths that are cut in blocks, each with a scale."""
     precision, tp = plan.mathematics.precision, plan.mesh.tp
     blocks = {
         "fp8_block": precision.is_fp8 * precision.fp8_block,
@@ -149,21 +136,15 @@ def _of_blocks(plan: Plan) -> Iterator[_Division]:
         if not block:
             continue
         yield "hidden", name, plan.model.hidden, block
-        for what, width in _attention_widths(plan.model):
-            yield what, f"tp x {name}", width, tp * block
-        if name == "fp8_block" and plan.model.latent is None:
-            keys = plan.model.kv_heads * plan.model.head_dim
-            yield "kv_heads x head_dim", f"tp x {name}", keys, tp * block
-        for what, width, cut in _inner_widths(plan):
-            degree = plan.layout.experts.expert_tp if cut else tp
-            yield what, f"{'expert_tp' if cut else 'tp'} x {name}", width, degree * block
-
-
-def _attention_widths(model: ModelShape) -> Iterator[tuple[str, int]]:
-    if model.latent is None:
-        yield "heads x head_dim", model.heads * model.head_dim
-    else:
-        yield "heads x value_dim", model.heads * model.latent.value_dim
+        model, latent = plan.model, plan.model.latent
+        part, width = "head_dim", model.head_dim
+        if latent is not None:
+            part, width = "value_dim", latent.value_dim
+        yield f"heads x {part}", f"tp x {name}", model.heads * width, tp * block
+        if name == "fp8_block" and latent is None:
+            yield f"kv_heads x {part}", f"tp x {name}", model.kv_heads * width, tp * block
+        for inner, cut, width, degree in _inner_widths(plan):
+            yield inner, f"{cut} x {name}", width, degree * block
 
 
 def _of_tokens(plan: Plan) -> Iterator[_Division]:
@@ -214,7 +195,7 @@ def _orders(plan: Plan) -> Iterator[Relation]:
     if experts is None:
         return
     choices = experts.num_experts * experts.top_groups // experts.groups
-    yield _at_least("experts that a token may meet", choices, "top_k", experts.top_k)
+    yield _at_least("experts that a token may be routed to", choices, "top_k", experts.top_k)
     yield _at_least(
         "layers", model.layers, "dense ones and one more", experts.first_dense_layers + 1
     )

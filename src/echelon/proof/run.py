@@ -11,7 +11,7 @@ from pathlib import Path
 
 from echelon.core.errors import ConfigError
 from echelon.core.messages.notes import PROGRESS
-from echelon.core.plan import Plan
+from echelon.core.plan import Plan, Precision
 from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN
 from echelon.layout.islands import inner_plan, without_losses
 from echelon.proof.causes.diagnose import diagnose, diagnose_races
@@ -21,7 +21,6 @@ from echelon.proof.claims.claims import ClaimResult, judge, judge_races, judge_s
 from echelon.proof.claims.conditioning import (
     conditioned_tolerance,
     may_be_rounding,
-    with_fp8_ties_of_ranks,
 )
 from echelon.proof.claims.islands import IslandRun, island_evidence
 from echelon.proof.claims.numeric_range import RangeCase, judge_ranges, range_cases
@@ -34,7 +33,7 @@ from echelon.proof.oracle.loss_scale import scale_without_overflow, with_overflo
 from echelon.proof.oracle.oracle import OracleStep, run_oracle
 from echelon.proof.ranks import find_factory, read_results
 from echelon.proof.replays.runs import RankRunner, replayed, run_with_a_lost_island
-from echelon.proof.shrink import num_rounded_steps, num_steps, same_dtypes, shrink, without_8_bits
+from echelon.proof.shrink import DTYPE_SETTINGS, num_rounded_steps, num_steps, shrink
 from echelon.proof.sum_bounds import NUM_STEPS as ROUNDED_STEPS
 from echelon.proof.sum_bounds import with_exact_sums, with_rounded_sums
 from echelon.proof.verdict import Proof, ProofPass, running_versions
@@ -65,8 +64,8 @@ def prove(
     `subject` names the engine under proof. `own_precision` False leaves the second part out (the
     matrix of all layouts proves the mathematics only). Ranks are started by `run_ranks`, and take
     as many steps as `proof/shrink.py` says. Offloaded slices lie in a temporary folder.
-    ConfigError, before any rank starts, where there is no such subject, or where something divides
-    in the plan and not in the small one, or the other way round. With `quick` only the first
+    ConfigError, before any rank starts, if there is no such subject, or if a number divides another
+    in the plan and not in the small plan, or the other way round. With `quick` only the first
     `QUICK_STEPS` steps are run, in float64; the proof names the rest. With `late` all is run once
     more, before, with operations that complete when they are awaited; where that finds a race, it
     is what is judged.
@@ -177,6 +176,8 @@ def _variants(plan: Plan, *, own_precision: bool) -> list[_Variant]:
     exact, own = shrink(plan, precision="fp64", names_apart=True), shrink(plan)
     steps, rounded_steps = num_steps(exact), num_rounded_steps(own)
     own_reference = shrink(plan, precision="fp64")
+    numbers = replace(own_reference.mathematics, model=own.model)
+    own_reference = replace(own_reference, mathematics=numbers)
     scaling = exact.mathematics.precision.loss_scaling
     if scaling != "none":
         scale = scale_without_overflow(inner_plan(own), inner_plan(own_reference), steps)
@@ -191,6 +192,23 @@ def _variants(plan: Plan, *, own_precision: bool) -> list[_Variant]:
         if precision.is_fp8 and is_low(own):
             variants.append(_Variant(plan=own, reference=own_reference, num_steps=rounded_steps))
     return variants
+
+
+def same_dtypes(one: Precision, other: Precision) -> bool:
+    """Return whether two precisions compute in the same dtypes, whatever scales their loss."""
+    return all(getattr(one, name) == getattr(other, name) for name in DTYPE_SETTINGS)
+
+
+def without_8_bits(plan: Plan) -> Plan:
+    """Return the plan without codes of 8 bits: in matmuls, gathers, and messages of islands.
+
+    A number in the middle of two codes may become either of them.
+    """
+    precision = replace(plan.mathematics.precision, matmul="parameters", int8_block=0)
+    layout = replace(plan.layout, zero=replace(plan.layout.zero, gather="parameters"))
+    local = replace(plan.mathematics.local_sgd, gradients="fp32")
+    mathematics = replace(plan.mathematics, precision=precision, local_sgd=local)
+    return replace(plan, mathematics=mathematics, layout=layout)
 
 
 def _quick_variants(variants: Sequence[_Variant]) -> tuple[list[_Variant], tuple[str, ...]]:
@@ -275,8 +293,6 @@ def _judge(
             rounded=rounded,
         )
         results = judge(evidence)
-        if not number and plan.mathematics.precision.is_fp8:
-            evidence, results = with_fp8_ties_of_ranks(evidence, results)
         if not number and may_be_rounding(results):
             evidence = replace(evidence, tolerance=conditioned_tolerance(reference, evidence.steps))
             results = judge(evidence)

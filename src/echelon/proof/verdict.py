@@ -106,7 +106,7 @@ class Proof(ProofVerdict):
     shrunk_plan: Plan
     """What ran: the same split of a small model."""
     changes: tuple[Change, ...]
-    """Every number of the plan that is another one in what ran."""
+    """Every number of the plan that the small plan changes."""
     subject: str
     """The engine that was put through the claims."""
     independent: ProofPass | None = None
@@ -114,11 +114,11 @@ class Proof(ProofVerdict):
     whole_run: ProofPass | None = None
     """How a whole run of our trainer fares, from data to text, where there was one."""
     left_out: tuple[str, ...] = ()
-    """Parts of a proof that a quick one leaves out."""
+    """Parts of a proof that a quick proof leaves out."""
     resumed: ProofPass | None = None
-    """How our trainer fares in the plan's own precision, resumed between overflows."""
+    """Claims about our trainer in the plan's own precision, resumed between overflows."""
     data: ProofPass | None = None
-    """How the data of the run fare, where they were given; without claims if they are not here."""
+    """Claims about the data of the run, if they were given; no claims if they are not here."""
 
     @property
     def every_pass(self) -> tuple[ProofPass, ...]:
@@ -136,7 +136,7 @@ class Proof(ProofVerdict):
             "mesh": self.mesh,
             "shrunk_plan_hash": self.shrunk_plan.content_hash(),
             "shrunk_plan": json.loads(self.shrunk_plan.to_json()),
-            "changes": [asdict(one) for one in self.changes],
+            "changes": [asdict(change) for change in self.changes],
             "subject": self.subject,
             "seed": self.seed,
             "num_steps": self.num_steps,

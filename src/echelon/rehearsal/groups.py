@@ -255,21 +255,23 @@ class RehearsedGroup(Group):
         del tag
         return self._message(RECEIVE, tensor, index, name)
 
-    def _uses(
+    def _begin(
         self,
+        issue: Issue,
+        used: _Use,
+        record: Callable[[WaitTime | None], None] | None,
         stream: str,
-        name: str,
-        reads: Sequence[torch.Tensor],
-        writes: Sequence[torch.Tensor],
-    ) -> None:
-        """Note what an operation uses on the stream of its communicator, after the kernels."""
-        order = self._shapes.order
+    ) -> Pending:
+        """Write an operation down, and its use of memory on its stream, after the kernels."""
+        number, order = self._logged.log.issue(issue), self._shapes.order
+        self._shapes.flight.begin(number, issue.name, used.reads, used.writes)
         if order.follows:
             order.give(stream, order.moment(COMPUTE))
-            work = StreamWork(by=name, axis=self.axis, at=where_in_package())
-            for tensors, fills in ((reads, False), (writes, True)):
+            work = StreamWork(by=issue.name, axis=self.axis, at=where_in_package())
+            for tensors, fills in ((used.reads, False), (used.writes, True)):
                 for tensor in tensors:
                     order.uses(stream, tensor, work, writes=fills)
+        return _Logged(self._shapes, number, record, stream=stream)
 
     def _check_slice(self, full: torch.Tensor, shard: torch.Tensor, name: str) -> None:
         self._shapes.data.is_slice(full, shard, name, self.index * shard.numel())
@@ -300,61 +302,50 @@ class RehearsedGroup(Group):
     ) -> Pending:
         require_contiguous(name, tensor)
         ends = sorted((self.ranks[index], self.ranks[self.index]))
-        log = self._logged.log
         message = name.removesuffix(f" from rank {self.ranks[index]}")
         if kind == SEND:
             self._shapes.data.named(tensor, message, where_in_package())
         else:
             self._shapes.data.is_message(tensor, message)
-        number = log.issue(
-            Issue(
-                communicator=self._logged.name,
-                members=(ends[0], ends[1]),
-                kind=kind,
-                num_bytes=tensor.nbytes,
-                dtype=_dtype(tensor),
-                name=name,
-                task=self.recorder.task,
-                data=message,
-                sent_bytes=tensor.nbytes if kind == SEND else 0,
-            )
+        issue = Issue(
+            communicator=self._logged.name,
+            members=(ends[0], ends[1]),
+            kind=kind,
+            num_bytes=tensor.nbytes,
+            dtype=_dtype(tensor),
+            name=name,
+            task=self.recorder.task,
+            data=message,
+            sent_bytes=tensor.nbytes if kind == SEND else 0,
         )
-        reads, writes = ([tensor], []) if kind == SEND else ([], [tensor])
-        self._shapes.flight.begin(number, name, reads, writes)
+        used = _Use((tensor,), (), None) if kind == SEND else _Use((), (tensor,), None)
         # The messages of a pair have a separate stream.
-        stream = f"{self._logged.name} with {self.ranks[index]}"
-        self._uses(stream, name, reads, writes)
-        return _Logged(self._shapes, number, record, stream=stream)
+        return self._begin(issue, used, record, f"{self._logged.name} with {self.ranks[index]}")
 
     def _issue(
         self, kind: str, name: str, used: _Use, sent: int, far: int, *, async_op: bool
     ) -> Pending:
         """Write down an operation on what it uses; `far` of the `sent` bytes leave the node."""
         require_contiguous(name, *used.reads, *used.writes)
-        log, whole, data = self._logged.log, used.whole, None
+        whole, data = used.whole, None
         if whole is not None:
             data = self._shapes.data.named(whole, name, where_in_package())
-        number = log.issue(
-            Issue(
-                communicator=self._logged.name,
-                members=self.ranks,
-                kind=kind,
-                num_bytes=0 if whole is None else whole.nbytes,
-                dtype=NOT_COUNTED if whole is None else _dtype(whole),
-                name=name,
-                task=self.recorder.task,
-                data="" if data is None else data.text,
-                offset=0 if data is None else data.offset,
-                parts=tuple(self._parts(used, name)),
-                sent_bytes=sent,
-            )
+        issue = Issue(
+            communicator=self._logged.name,
+            members=self.ranks,
+            kind=kind,
+            num_bytes=0 if whole is None else whole.nbytes,
+            dtype=NOT_COUNTED if whole is None else _dtype(whole),
+            name=name,
+            task=self.recorder.task,
+            data="" if data is None else data.text,
+            offset=0 if data is None else data.offset,
+            parts=tuple(self._parts(used, name)),
+            sent_bytes=sent,
         )
         event_kind = "all_to_all" if kind == "exchange" else kind
         record = self._event(event_kind, name, sent, self.recorder.now(), far)
-        self._shapes.flight.begin(number, name, used.reads, used.writes)
-        stream = self._logged.name
-        self._uses(stream, name, used.reads, used.writes)
-        pending = _Logged(self._shapes, number, record, stream=stream)
+        pending = self._begin(issue, used, record, self._logged.name)
         if not async_op:
             pending.wait()
         return pending
@@ -372,7 +363,7 @@ class RehearsedCompletion(Completion):
         self._shapes = shapes
 
     def communicator(self, name: str, ranks: tuple[int, ...], rank: int) -> Communicator | None:
-        """Return what stands for the ranks; None to a rank that is no member."""
+        """Return the communicator of the ranks; None for a rank that is no member."""
         self._shapes.log.made(name, ranks)
         return RehearsedCommunicator(name, ranks, self._shapes.log) if rank in ranks else None
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ import torch
 from echelon.parallel.offload.host_memory import storage_key
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.storage.buckets import Bucket
+from echelon.rehearsal.memory import wrapped
 from echelon.rehearsal.order import OTHER_DATA
 from echelon.schedule.action import Action
 from echelon.schedule.messages import Payload, message_name
@@ -63,6 +65,7 @@ class DataNames:
         self._buckets: Sequence[Bucket] = ()
         self._messages: dict[int, tuple[weakref.ref[Any], str]] = {}
         self._copies: dict[int, _Copy] = {}
+        self._running: Action | None = None
 
     def follow(self, buckets: Sequence[Bucket]) -> None:
         """Know parameters and gradients by their buckets, whose memory comes and goes."""
@@ -131,25 +134,36 @@ class DataNames:
             place = f"{name.text}, from element {name.offset + first:,}"
             self._tell(OTHER_DATA, f"the slice of {called} is {data}, and its place {place}")
 
-    @contextmanager
-    def following(self, executor: PipelineExecutor) -> Iterator[None]:
+    def following(self, executor: PipelineExecutor) -> AbstractContextManager[None]:
         """Note the messages that actions of a pipeline make; report inputs that are others."""
-        names: Any = executor
-        forward, backward = names._forward, names._backward
 
-        def run_forward(state: Any, action: Action, x_ND: Any, *args: Any) -> Any:
+        def run_forward(forward: Any, state: Any, action: Action, x_ND: Any, *args: Any) -> Any:
             self._used(action, x_ND, Payload.ACTIVATION, -1)
-            return self._made(action, forward(state, action, x_ND, *args), Payload.ACTIVATION, 1)
+            graphs = [*state.outputs.values()]
+            out_ND = self._made(action, forward(state, action, x_ND, *args), Payload.ACTIVATION, 1)
+            for graph in state.outputs.values():
+                if not any(graph is known for known in graphs):
+                    node = graph.grad_fn if isinstance(graph, torch.Tensor) else graph.node
+                    if node is not None:
+                        node.register_prehook(partial(self._runs_graph, action))
+            return out_ND
 
-        def run_backward(state: Any, action: Action, dy_ND: Any) -> Any:
+        def run_backward(backward: Any, state: Any, action: Action, dy_ND: Any) -> Any:
             self._used(action, dy_ND, Payload.GRADIENT, 1)
-            return self._made(action, backward(state, action, dy_ND), Payload.GRADIENT, -1)
+            self._running = action
+            dx_ND = backward(state, action, dy_ND)
+            self._running = None
+            return self._made(action, dx_ND, Payload.GRADIENT, -1)
 
-        names._forward, names._backward = run_forward, run_backward
-        try:
-            yield
-        finally:
-            del names._forward, names._backward
+        return wrapped([(executor, "_forward", run_forward), (executor, "_backward", run_backward)])
+
+    def _runs_graph(self, made_by: Action, _: object) -> None:
+        """Compare the forward action of a graph with the backward action that runs it."""
+        action = self._running
+        if action is None:
+            return
+        if (action.stage, action.microbatch) != (made_by.stage, made_by.microbatch):
+            self._tell(OTHER_DATA, f"{action} runs the graph that {made_by} has left")
 
     def _used(self, action: Action, x_ND: Any, payload: Payload, ahead: int) -> None:
         """Compare the input that an action is given with the input that it needs."""

@@ -23,7 +23,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -226,6 +228,7 @@ class RehearsedCopyStreams(CopyStreams):
     ) -> StreamEvent:
         """Return the mark of the end."""
         order, stream = self._order, f"{self._name} {direction}"
+        order.copies_on(stream)
         order.give(stream, *(mark.moment for mark in after if isinstance(mark, OrderedMark)))
         work = StreamWork(by=f"copy {direction} {self._name}", axis="host", at=where_in_package())
         for target, source in copies:
@@ -241,6 +244,10 @@ class RehearsedCopyStreams(CopyStreams):
         """Let kernels wait for a mark."""
         assert isinstance(mark, OrderedMark), "a mark of other streams"
         self._order.wait(COMPUTE, mark.moment)
+
+    def record_use(self, tensor: torch.Tensor) -> None:
+        """Let the allocator know the copies of a tensor."""
+        self._order.record_use(tensor)
 
 
 MISSING_WAIT, RELEASED_IN_FLIGHT = "missing-wait", "released-in-flight"
@@ -357,6 +364,21 @@ class MemoryInFlight:
         if text not in self._told:
             self._told.add(text)
             self.misuses.append(Misuse(rule=rule, text=text))
+
+
+@contextmanager
+def wrapped(methods: Sequence[tuple[Any, str, Callable[..., Any]]]) -> Iterator[None]:
+    """Replace methods of objects; each replacement has the method as its first argument."""
+    before = [(owner, name, vars(owner).get(name)) for owner, name, _ in methods]
+    for owner, name, method in methods:
+        setattr(owner, name, partial(method, getattr(owner, name)))
+    try:
+        yield
+    finally:
+        for owner, name, method in reversed(before):
+            delattr(owner, name)
+            if method is not None:
+                setattr(owner, name, method)
 
 
 _PACKAGE = str(Path(__file__).parents[1])

@@ -82,7 +82,7 @@ class Issue:
     task: str = ""
     """What the rank was at: an action of its schedule."""
     data: str = ""
-    """The data, where more is known than the name: a range of parameters, or a message."""
+    """The data, if known: a range of parameters, or a message."""
     offset: int = 0
     """The first element of the data."""
     parts: tuple[ExchangePart, ...] = ()

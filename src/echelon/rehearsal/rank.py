@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,9 +38,10 @@ from echelon.rehearsal.memory import (
     MemoryMeter,
     MemoryPoint,
     Misuse,
+    wrapped,
 )
 from echelon.rehearsal.order import Entry, HostRead, RankLog
-from echelon.rehearsal.replay import MicrobatchReplay, NotAlike, RecordedMemory, RecordedWork
+from echelon.rehearsal.replay import MicrobatchReplay, NotAlike, RecordedMemory
 from echelon.rehearsal.shapes import META, KnownResults, ShapesOnly
 from echelon.rehearsal.traces import (
     ActionBegan,
@@ -212,7 +214,7 @@ def _replay(
 def _shapes(rank: int, known: KnownResults | None, step_log: StepLog | None) -> ShapesOnly:
     """Return where a rank runs; what it does there is also written into `step_log`."""
     if step_log is None:
-        return ShapesOnly(RankLog(rank), known, memory=RecordedMemory(), work=RecordedWork())
+        return ShapesOnly(RankLog(rank), known, memory=RecordedMemory())
     return ShapesOnly(
         SteppedLog(rank, step_log),
         known,
@@ -296,25 +298,22 @@ def _terms(shapes: ShapesOnly, engine: TrainEngine, observer: _Observer) -> Iter
         (model.gathering.codes, ("refresh",), BUFFERS),
     ]
     names += [(part, ("after_update",), BUFFERS) for part in engine.parts if part.held()]
-    for owner, methods, term in names:
-        for name in methods:
-            setattr(owner, name, _within(memory, term, getattr(owner, name)))
     model.executor.observer = observer
-    try:
+    counted = [
+        (owner, name, partial(_within, memory, term))
+        for owner, methods, term in names
+        for name in methods
+    ]
+    with wrapped(counted):
         yield
-    finally:
-        model.executor.observer = None
-        for owner, methods, _ in names:
-            for name in methods:
-                delattr(owner, name)
+    model.executor.observer = None
 
 
-def _within(memory: MemoryMeter, term: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **named: Any) -> Any:
-        with memory.within(term):
-            return method(*args, **named)
-
-    return run
+def _within(
+    memory: MemoryMeter, term: str, method: Callable[..., Any], *args: Any, **named: Any
+) -> Any:
+    with memory.within(term):
+        return method(*args, **named)
 
 
 class _Observer:

@@ -19,9 +19,8 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple
 
@@ -31,10 +30,10 @@ from echelon.core.event import Event, EventList
 from echelon.parallel.expert.balance import Balancer, RoutingStatistics
 from echelon.parallel.offload.host_memory import storage_key
 from echelon.parallel.pipeline import PipelineExecutor, StepState
-from echelon.rehearsal.memory import MemoryMeter
+from echelon.rehearsal.memory import MemoryMeter, wrapped
 from echelon.rehearsal.order import Entry, HostRead, Issue, Made, Wait
 from echelon.rehearsal.shapes import META, ShapesOnly
-from echelon.rehearsal.work import KernelWork, WorkCounter
+from echelon.rehearsal.work import KernelWork
 from echelon.schedule.action import Action, ActionKind
 from echelon.schedule.messages import ActionWithMessages
 
@@ -99,21 +98,6 @@ class RecordedMemory(MemoryMeter):
     def _name_last(self, kind: str, key: int) -> None:
         if self.changes is not None:
             self.changes[-1] = self.changes[-1]._replace(kind=kind, storage=key)
-
-
-class RecordedWork(WorkCounter):
-    """A counter that also counts the kernels of a pass in `kernels`, while there is a counter."""
-
-    def __init__(self) -> None:
-        """Begin with none."""
-        super().__init__()
-        self.kernels: Counter[KernelWork] | None = None
-
-    def ran(self, task: str, kernel: KernelWork | None, times: int = 1) -> None:
-        """Count a kernel, launched `times` times."""
-        super().ran(task, kernel, times)
-        if self.kernels is not None and kernel is not None:
-            self.kernels[kernel] += times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,13 +239,12 @@ class MicrobatchReplay:
         self._statistics: list[tuple[int, RoutingStatistics]] = []
         self._no_graph = torch.empty(0)
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self) -> AbstractContextManager[None]:
         """Wrap methods of the executor and the model, if any microbatch is replayed."""
         executor, store = self._executor, self._executor.store
-        wrapped: list[tuple[Any, str, Callable[..., Any]]] = []
+        methods: list[tuple[Any, str, Callable[..., Any]]] = []
         if any(self._replayed.values()):
-            wrapped = [
+            methods = [
                 (executor, "_run_step", self._run_step),
                 (executor, "_forward", self._forward),
                 (executor, "_backward", self._backward),
@@ -269,14 +252,8 @@ class MicrobatchReplay:
                 (store, "run_collected", self._weights),
             ]
             if self._balancer is not None:
-                wrapped.append((self._balancer, "record", self._note))
-        for owner, name, method in wrapped:
-            setattr(owner, name, partial(method, getattr(owner, name)))
-        try:
-            yield
-        finally:
-            for owner, name, _ in wrapped:
-                vars(owner).pop(name, None)
+                methods.append((self._balancer, "record", self._note))
+        return wrapped(methods)
 
     def step_began(self) -> None:
         """Forget the step before."""
@@ -393,19 +370,19 @@ class MicrobatchReplay:
         """
         action, shapes, results = self._action, self._shapes, dict[str, torch.Tensor | None]()
         assert action is not None
-        log, events = shapes.log.entries, self._events.events
-        far_bytes = self._executor.recorder.far_bytes
-        num_entries, num_events, far_before = len(log), len(events), Counter(far_bytes)
+        memory, log, events = shapes.memory, shapes.log.entries, self._events.events
+        assert isinstance(memory, RecordedMemory)
         self._walking = True
-        with ExitStack() as stack:
-            changes, kernels = list[MemoryChange](), Counter[KernelWork]()
-            if self._is_recorded(action):
-                changes, kernels = stack.enter_context(_recorded(shapes))
-            self._statistics.clear()
-            yield results
-        self._walking = False
+        self._statistics.clear()
         if not self._is_recorded(action):
+            yield results
+            self._walking = False
             return
+        far_bytes, kernels = self._executor.recorder.far_bytes, shapes.work.kernels()
+        num_entries, num_events, far_before = len(log), len(events), Counter(far_bytes)
+        changes = memory.changes = list[MemoryChange]()
+        yield results
+        self._walking, memory.changes = False, None
         held_longer = results.pop(OUTPUT_GRADIENT, None) is not None
         given = {role: tensor for role, tensor in results.items() if tensor is not None}
         keeps = {role for role in given if _references(given[role]) > 1}
@@ -422,7 +399,7 @@ class MicrobatchReplay:
             RecordedPass(
                 changes=microbatch.canonical(changes, roles),
                 entries=microbatch.canonical_entries(log, num_entries, str(action)),
-                kernels=kernels,
+                kernels=shapes.work.kernels() - kernels,
                 events=[
                     replace(event, microbatch=0, start=0.0, end=0.0, waited_s=0.0)
                     for event in events[num_events:]
@@ -483,19 +460,6 @@ class MicrobatchReplay:
             self._events.record(replace(event, microbatch=action.microbatch))
         self._executor.recorder.far_bytes.update(recorded.far_bytes)
         return tensors.pop(result, None)
-
-
-@contextmanager
-def _recorded(shapes: ShapesOnly) -> Iterator[tuple[list[MemoryChange], Counter[KernelWork]]]:
-    """Collect the changes of memory and the kernels of the code inside."""
-    memory, work = shapes.memory, shapes.work
-    assert isinstance(memory, RecordedMemory)
-    assert isinstance(work, RecordedWork)
-    changes, kernels = memory.changes, work.kernels = list[MemoryChange](), Counter[KernelWork]()
-    try:
-        yield changes, kernels
-    finally:
-        memory.changes = work.kernels = None
 
 
 def without_detours(changes: Sequence[MemoryChange]) -> Sequence[MemoryChange]:

@@ -385,11 +385,8 @@ def _in_classes(
     if folder is not None:
         folder = replace(folder, left_out=frozenset(checked))
     asked = "ranks rehearsed, each for all that are like it"
-    return (
-        classes,
-        checked,
-        chain(contexts, processes.rehearse(plan, [*first, *checked], folder, asked)),
-    )
+    rehearsed = processes.rehearse(plan, [*first, *checked], folder, asked)
+    return classes, checked, chain(contexts, rehearsed)
 
 
 class _Processes:
@@ -418,7 +415,7 @@ class _Processes:
     def rehearse(
         self, plan: Plan, ranks: Sequence[int], traces: TraceFolder | None, words: str
     ) -> Iterator[RankRehearsal]:
-        """Yield what each rank did, in their order; log how many of all are done, in `words`."""
+        """Yield the rehearsals of ranks in order; log the number that is done, in `words`."""
         if len(ranks) < 2 or self._count == 1:
             known, progress = KnownResults(), RehearsedCount(len(ranks), words)
             for number, rank in enumerate(ranks):
@@ -444,14 +441,14 @@ class _Processes:
 
 
 class RehearsedCount:
-    """Log how many ranks are done, and about how long the others take."""
+    """Log the number of ranks that are done, and the time left."""
 
     def __init__(self, total: int, words: str) -> None:
         """Begin with none of `total` ranks."""
         self._total, self._words, self._start_s = total, words, time.monotonic()
 
     def log(self, done: int) -> None:
-        """Log that `done` ranks are done: the others take as long as these, each."""
+        """Log that `done` ranks are done; each of the others is taken to last as long."""
         left = ""
         if done:
             left_s = (time.monotonic() - self._start_s) / done * (self._total - done)
@@ -460,16 +457,16 @@ class RehearsedCount:
 
 
 def _rehearse_beside_others(plan: Plan, traces: TraceFolder | None, rank: int) -> RankRehearsal:
-    """Rehearse a rank with what is known from the ranks before it in this process."""
+    """Rehearse a rank with the results of earlier ranks of this process."""
     plan, known = _of_this_process(plan)
     return rehearse_rank(plan, rank, known=known, traces=traces)
 
 
 @lru_cache(maxsize=1)
 def _of_this_process(plan: Plan) -> tuple[Plan, KnownResults]:
-    """Return the first plan that is like this one, and the results of a process that rehearses it.
+    """Return the first equal plan of this process, and the results of its earlier ranks.
 
-    What is derived of a plan, such as its schedule, is kept for that one.
+    Values that are derived of a plan, such as its schedule, are kept for the first one.
     """
     return plan, KnownResults()
 

@@ -34,7 +34,7 @@ _COPIES = frozenset({"_to_copy", "copy_"})
 _NO_ELEMENTS = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "resize_", "set_", "zeros_like"}
 )
-"""Operations that neither read nor write elements, or only those that they make."""
+"""Operations that neither read nor write elements of their arguments."""
 _NOTHING_TO_RUN = frozenset({"_fused_sgd_"})
 """Operations in place that PyTorch cannot run on shapes."""
 
@@ -169,11 +169,11 @@ class ShapesOnly(TorchDispatchMode):
         given: Sequence[torch.Tensor],
         new: Sequence[torch.Tensor],
     ) -> None:
-        """Note what a kernel reads and writes of its arguments and results."""
+        """Note the arguments and results that a kernel reads and writes."""
         if not self.order.follows or operation.name in _NO_ELEMENTS:
             return
         targets = _targets(operation, args, kwargs) if operation.names else frozenset[int]()
-        # Without the place in the code: a walk of the stack takes longer than the operation.
+        # The place in the code is left out: a walk of the stack takes longer than the operation.
         work = StreamWork(by=operation.name, at=self.task)
         for tensor in given:
             self.order.uses(COMPUTE, tensor, work, writes=id(tensor) in targets)

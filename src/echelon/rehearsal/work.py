@@ -225,6 +225,13 @@ class WorkCounter:
         """Begin with none."""
         self.by_task: dict[str, Work] = {}
 
+    def kernels(self) -> Counter[KernelWork]:
+        """Return the number of launches of each kernel, of all tasks."""
+        total = Counter[KernelWork]()
+        for work in self.by_task.values():
+            total += work.each
+        return total
+
     def ran(self, task: str, kernel: KernelWork | None, times: int = 1) -> None:
         """Count a kernel, launched `times` times."""
         if kernel is not None:

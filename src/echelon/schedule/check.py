@@ -124,7 +124,7 @@ def peak_in_flight_per_stage(schedule: Schedule) -> tuple[int, ...]:
 
 
 def peak_in_flight(actions: Sequence[Action]) -> int:
-    """Return the most (stage, microbatch) pairs whose activations are held in a list of actions."""
+    """Most (stage, microbatch) pairs whose activations a list of actions holds at once."""
     return max(_held(actions), default=0)
 
 
@@ -225,7 +225,7 @@ def order_problems(schedule: Schedule, cells: ActionCells = NO_FILE) -> list[Pro
                 if made is not None and made > place:
                     text = (
                         f"rank {rank}: {action} at {cells.at(rank, place)} needs {row[made]}, "
-                        f"which stands at {cells.at(rank, made)}"
+                        f"which is at {cells.at(rank, made)}"
                     )
                     suggestions = (f"{action} behind {row[made]}",)
                     where = cells.file_at(rank, place)
@@ -300,7 +300,7 @@ def _doubled(places: dict[Action, list[tuple[int, int]]], cells: ActionCells) ->
             named = [f"rank {rank}, {cells.at(rank, place)}" for rank, place in found[:MOST_NAMED]]
             more = " and more" if len(found) > MOST_NAMED else ""
             yield SCHEDULE_COVERS_ONCE.problem(
-                f"{action} stands {len(found)} times, not once: {'; '.join(named)}{more}",
+                f"{action} appears {len(found)} times, not once: {'; '.join(named)}{more}",
                 set_by=cells.file_at(*found[1]),
             )
 
@@ -338,7 +338,7 @@ def _cell_fault(stage: int, microbatch: int, found: dict[tuple[int, int], set[Ac
     if not forward:
         return f"F{stage}.{microbatch} is missing"
     if fused and split:
-        return f"BW stands beside {' and '.join(split)}; a cell has one or the other"
+        return f"BW appears with {' and '.join(split)}; a cell has one or the other"
     if not fused and not split:
         return "BW (or B and W) is missing"
     if not fused and len(split) == 1:

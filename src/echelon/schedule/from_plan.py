@@ -57,7 +57,7 @@ def num_microbatches_on_stage(plan: Plan, pp_rank: int, stage: int) -> int:
 def messages_from_plan(plan: Plan, pp_rank: int) -> tuple[Counter[int], Counter[int]]:
     """Return the activations and the gradients that a pipeline rank sends in a step, by receiver.
 
-    Receivers are places of the pipeline. What goes to a stage on the same rank is no message.
+    Receivers are places of the pipeline. Tensors for a stage on the same rank are no messages.
     """
     placement = stage_placement_from_plan(plan)
     last = placement.num_stages - 1

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the trainer's loop reads of a run's own data, for the prover, which imports no trainer.
+"""Rows that the trainer's loop reads of a run's own data, for the prover, which imports no trainer.
 
-The loop is the real one, on one rank, with the data settings of the run: it opens, splits, orders
-and cuts. The first `max_bytes` of each source are prepared, and the model is small, for no step is
-taken. `delivered.json` in the folder of the prover has the rows of some steps and of the first and
-the last validation batch.
+The real loop runs on one rank with the data settings of the run: it opens, splits, orders and cuts.
+The first `max_bytes` of each source are prepared, and the model is small, for no step is taken.
+`delivered.json` in the folder of the prover has the rows of some steps and of the first and the
+last validation batch.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from echelon.config.job import DataSettings, Job, TrainSettings
+from echelon.core.piece_sizes import PROOF_PIECES
 from echelon.core.plan import Plan
 from echelon.core.serialize import from_json
 from echelon.core.settings.list_types import phases_of
@@ -32,13 +34,14 @@ FILE_NAME = "delivered.json"
 
 
 def deliver(context: RankContext, argument: Mapping[str, Any]) -> None:
-    """Write what the loop reads; `argument` has `folder`, `plan`, `data`, `length`, `max_bytes`.
+    """Write the rows; `argument` has `folder`, `plan`, `data`, `length`, `max_bytes`.
 
-    Sequences have `length` tokens, or as many as leave two global batches of each source, and a
-    sample of its held-out part.
+    Sequences have `length` tokens, or fewer: each source must have two global batches, and a sample
+    of its held-out part. Sums are over stretches of `stretch` tokens, of the first
+    `most_tokens` of each part.
     """
     folder, data = Path(argument["folder"]), from_json(DataSettings, argument["data"])
-    prepared = data_of_settings(data, folder, max_bytes=argument["max_bytes"])
+    prepared = data_of_settings(data, folder, max_bytes=argument["max_bytes"], pieces=PROOF_PIECES)
     dataset = open_data(prepared, train_on=data.train_on)
     parts = dataset.split(data.validation_fraction) if data.validation_fraction else (dataset,) * 2
     plan = Plan.from_json(argument["plan"])
@@ -58,7 +61,7 @@ def deliver(context: RankContext, argument: Mapping[str, Any]) -> None:
             "tokenizer": str(prepared if dataset.index.tokenizer.name != "bytes" else ""),
             "end": dataset.index.tokenizer.end_of_document,
             "sources": [part.index.hash for part in _sources(dataset)],
-            "parts": [[part.num_tokens for part in _sources(half)] for half in parts],
+            "parts": [[_text(part, argument) for part in _sources(half)] for half in parts],
             "training": {step: _batch(loop.load(step), loop.num_tokens(step)) for step in steps},
             "validation": {
                 number: _batch(loop.load_validation(number), None) for number in {0, last}
@@ -73,8 +76,20 @@ def _sources(dataset: AnyDataset) -> Sequence[TokenDataset]:
     return dataset.parts if isinstance(dataset, MixedDataset) else (dataset,)
 
 
+def _text(part: TokenDataset, argument: Mapping[str, Any]) -> dict[str, Any]:
+    """The size of a part, sums over stretches of its first tokens, and its documents' lengths."""
+    size, stretch, most = part.num_tokens, argument["stretch"], argument["most_tokens"]
+    firsts = range(0, min(size, most), stretch)
+    stretches = (part.tokens(first, min(first + stretch, size)) for first in firsts)
+    return {
+        "num_tokens": size,
+        "sums": [crc32(tokens.astype("<u4").tobytes()) for tokens in stretches],
+        "documents": part.document_lengths().tolist() if size <= most else None,
+    }
+
+
 def _longest(batch: int, training: AnyDataset, validation: AnyDataset) -> int:
-    """The longest sequences of which each part of each source has enough."""
+    """Length of the longest sequences that leave each part of each source enough samples."""
     enough = [part.num_tokens // (2 * batch) for part in _sources(training)]
     return max(1, min(*enough, *(part.num_tokens - 1 for part in _sources(validation))))
 

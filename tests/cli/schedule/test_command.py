@@ -107,11 +107,11 @@ SPLIT = (
             "stage 0, microbatch 0: W is missing",
         ),
         (("F0.0 F0.1 B0.0 B0.1", "F1.0 B1.0 F1.1 B1.1"), "schedule-covers-once", "W is missing"),
-        ((f"{SPLIT[0]} W0.1", SPLIT[1]), "schedule-covers-once", "W0.1 stands 2 times"),
+        ((f"{SPLIT[0]} W0.1", SPLIT[1]), "schedule-covers-once", "W0.1 appears 2 times"),
         (
             ("F0.0 F0.1 W0.0 B0.0 B0.1 W0.1", SPLIT[1]),
             "schedule-keeps-order",
-            "needs B0.0, which stands at",
+            "needs B0.0, which is at",
         ),
         (
             (SPLIT[0].replace("W0.1", "W1.1"), SPLIT[1]),
@@ -121,7 +121,7 @@ SPLIT = (
         (
             (SPLIT[0].replace("B0.1 W0.1", "BW0.1 W0.1"), SPLIT[1]),
             "schedule-covers-once",
-            "BW stands beside W",
+            "BW appears with W",
         ),
     ],
 )
@@ -132,9 +132,9 @@ def test_a_split_backward_needs_each_weight_gradient_once(
     assert main(["schedule", "check", str(file)]) == 0
     file.write_text("".join(f"{', '.join(row.split())}\n" for row in rows))
     assert main(["schedule", "check", str(file)]) == 1
-    said = capsys.readouterr().err
-    assert f"error[{rule}]" in said
-    assert text in said
+    printed = capsys.readouterr().err
+    assert f"error[{rule}]" in printed
+    assert text in printed
 
 
 def test_a_limit_per_rank(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,12 +46,12 @@ def test_memory_is_that_of_a_block(band: Band, soft_cap: float | None) -> None:
     wanted_gradients = PlainKernel().backward(dout, SavedAttention(q, k, v, *wanted), scores)
     sizes = replace(TRAINING_PIECES, score_columns=64, score_elements=2 * 2 * 64 * 32)
     with Largest() as noted:
-        found = PlainKernel(sizes).forward(q, k, v, scores)
-        gradients = PlainKernel(sizes).backward(dout, SavedAttention(q, k, v, *found), scores)
+        out = PlainKernel(sizes).forward(q, k, v, scores)
+        gradients = PlainKernel(sizes).backward(dout, SavedAttention(q, k, v, *out), scores)
     # The inputs are the largest: 512 rows. All scores of one head would be as many again x 16.
     assert noted.numel == q.numel()
     assert q.numel() < 512 * 512
-    torch.testing.assert_close(found, wanted, rtol=0.0, atol=1e-12)
+    torch.testing.assert_close(out, wanted, rtol=0.0, atol=1e-12)
     torch.testing.assert_close(tuple(gradients), tuple(wanted_gradients), rtol=0.0, atol=1e-12)
 
 

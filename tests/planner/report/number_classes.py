@@ -81,8 +81,8 @@ _ESTIMATE: _Entries = (
     ("*_bands.*[]", Known.ARITHMETIC, "a band around its number"),
     ("bands_rest_on.**", Known.INPUT, "measured runs near the plan"),
     ("tokens_per_s_per_device", Known.ARITHMETIC, "tokens / seconds / devices"),
-    ("mfu", Known.TESTED, "tests/planner/report/test_printed_numbers.py::test_mfu_by_hand"),
-    ("causal_mfu", Known.TESTED, "tests/planner/report/test_printed_numbers.py::test_mfu_by_hand"),
+    ("mfu", Known.ARITHMETIC, "FLOPs of weights and pairs / seconds / peak"),
+    ("causal_mfu", Known.ARITHMETIC, "FLOPs of weights and pairs / seconds / peak"),
     ("mfu_counts", Known.INPUT, "the definition"),
 )
 """Numbers of an estimate, of a run and of each plan of a search."""
@@ -103,13 +103,12 @@ _CHOICE: _Entries = (
     ),
 )
 
-_BY_TESTS = "tests/planner/report/test_printed_numbers.py::"
 
 _RUN: _Entries = (
     ("plan.**", Known.INPUT, "the plan itself"),
     ("hash", Known.INPUT, "the plan's hash"),
     ("assumed[]", Known.INPUT, "defaults in words"),
-    ("num_parameters", Known.TESTED, f"{_BY_TESTS}test_parameters_are_those_of_the_model"),
+    ("num_parameters", Known.ARITHMETIC, "elements of all tensors"),
     ("num_microbatches", Known.ARITHMETIC, "sequences / data ranks / sequences of a microbatch"),
     ("fits", Known.ARITHMETIC, "bytes against the memory of a device"),
     ("*_bytes_fit", Known.ARITHMETIC, "bytes against the memory of a device"),
@@ -117,12 +116,12 @@ _RUN: _Entries = (
     ("experts", Known.INPUT, "no experts"),
     ("context.positions_per_rank", Known.ARITHMETIC, "positions / context ranks"),
     ("context.imbalance", Known.ARITHMETIC, "least and most scores of a rank"),
-    ("context.scores_by_rank[]", Known.TESTED, f"{_BY_TESTS}test_scores_are_pairs_of_the_mask"),
+    ("context.scores_by_rank[]", Known.ARITHMETIC, "pairs of the mask x heads"),
     ("context.*", Known.INPUT, "a choice of the plan"),
-    ("experts.num_active_parameters", Known.TESTED, "tests/core/test_parameters.py"),
+    ("experts.num_active_parameters", Known.ARITHMETIC, "elements that multiply a token"),
     ("experts.experts_per_rank", Known.ARITHMETIC, "experts / expert ranks"),
     ("experts.ranks_with_the_same_experts", Known.ARITHMETIC, "ranks of a stage / expert ranks"),
-    ("experts.capacity", Known.TESTED, "tests/models/test_routing_capacity.py"),
+    ("experts.capacity", Known.ARITHMETIC, "factor x tokens x top_k / experts"),
     ("experts.*", Known.INPUT, "a choice of the plan"),
     ("stages[].pp_rank", Known.INPUT, "the place"),
     ("stages[].ranks[]", Known.ARITHMETIC, "each rank once"),
@@ -160,7 +159,7 @@ _RUN: _Entries = (
     ("pipeline.*imbalance", Known.ESTIMATE, _SECONDS),
     ("pipeline.durations_s.*[]", Known.ESTIMATE, _SECONDS),
     ("pipeline.timing.makespan_s", Known.ESTIMATE, _SECONDS),
-    ("pipeline.timing.bubble_fraction", Known.ESTIMATE, _SECONDS),
+    ("pipeline.timing.bubble_fraction", Known.ARITHMETIC, "work over the makespan"),
     ("pipeline.timing.bubble_fraction_with_transfers", Known.ARITHMETIC, "work over the makespan"),
     (
         "pipeline.timing.bubble_fraction_of_equal_stages",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,11 +24,13 @@ from echelon.page.documents import plan as page
 from echelon.page.documents.plan import plan_page
 from echelon.planner.answer import search_json
 from echelon.planner.predict.estimate import Estimate
-from echelon.planner.report import memory, report, sent
+from echelon.planner.report import estimate, head, memory, pipeline, report, sent
 from echelon.planner.report.printed_numbers import require_agreement, require_page
 from echelon.planner.report.report import plan_json
 from echelon.proof.claims.claims import CLAIMS
 from echelon.rehearsal.run import rehearse
+from echelon.schedule import check, simulate
+from echelon.schedule.action import Action, ActionKind, Schedule
 from tests.planner.report.number_classes import NUMBERS, Known, class_of, leaves
 
 ROOT = Path(__file__).parents[3]
@@ -271,6 +273,117 @@ def test_a_stale_number_of_a_page_ends_the_plan(
     assert "error[plan-numbers-agree]" in printed
     assert path in printed
     assert not file.exists()
+
+
+def _causal_mfu(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Estimate, "mfu", property(lambda s: s.causal_flops / (s.step_s * s.devices * s.peak_flops))
+    )
+
+
+def _tied_head_twice(patch: pytest.MonkeyPatch) -> None:
+    right = report.num_parameters
+    patch.setattr(report, "num_parameters", lambda model: right(model) + model.vocab * model.hidden)
+
+
+def _all_routers_active(patch: pytest.MonkeyPatch) -> None:
+    right = head.num_active_parameters
+    patch.setattr(head, "num_active_parameters", lambda model: right(model) + model.hidden)
+
+
+def _room_rounded_down(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(head, "_capacity", lambda plan, experts: 63)
+
+
+def _scores_of_all_heads(patch: pytest.MonkeyPatch) -> None:
+    right = report.scores_by_rank
+    patch.setattr(report, "scores_by_rank", lambda plan: [2 * n for n in right(plan)])
+
+
+def _freed_after_b(patch: pytest.MonkeyPatch) -> None:
+    right = check._held
+
+    def early(actions: Sequence[Action]) -> list[int]:
+        kinds = {ActionKind.B: ActionKind.W, ActionKind.W: ActionKind.B}
+        return right([replace(one, kind=kinds.get(one.kind, one.kind)) for one in actions])
+
+    patch.setattr(check, "_held", early)
+
+
+def _bubble_of_the_first_rank(patch: pytest.MonkeyPatch) -> None:
+    of_first = property(lambda one: one.idle_s[0] / one.makespan_s)
+    patch.setattr(simulate.Simulation, "bubble_fraction", of_first)
+
+
+def _bubble_of_the_work(patch: pytest.MonkeyPatch) -> None:
+    of_work = property(lambda one: one.bubble_overhead)
+    patch.setattr(simulate.Simulation, "bubble_fraction", of_work)
+
+
+def _makespan_of_the_last_rank(patch: pytest.MonkeyPatch) -> None:
+    right = pipeline.simulate
+
+    def until_the_last(schedule: Schedule, durations: simulate.Durations) -> simulate.Simulation:
+        found = right(schedule, durations)
+        own = (one.end for one in found.events if one.rank == schedule.num_ranks - 1)
+        return replace(found, makespan_s=max(own))
+
+    patch.setattr(pipeline, "simulate", until_the_last)
+
+
+def _memory_in_another_unit(patch: pytest.MonkeyPatch) -> None:
+    right = estimate.held_unit
+    patch.setattr(estimate, "held_unit", lambda one: (1000 * 1000, right(one)[1]))
+
+
+def _messages_in_another_unit(patch: pytest.MonkeyPatch) -> None:
+    right = sent.decimal_bytes
+    patch.setattr(sent, "decimal_bytes", lambda size: right(1.024 * size))
+
+
+COMMANDS = {
+    "mfu without masked pairs": (_causal_mfu, "estimate.mfu", "dense"),
+    "a tied head twice": (_tied_head_twice, "num_parameters", "dense"),
+    "a router too many": (_all_routers_active, "num_active_parameters", "experts"),
+    "a room rounded down": (_room_rounded_down, "experts.capacity", "experts"),
+    "scores of all heads": (_scores_of_all_heads, "context.scores_by_rank", "context"),
+    "freed after B": (_freed_after_b, "peak_in_flight_of_rank[1]", "zb-h1"),
+    "the first rank's bubble": (_bubble_of_the_first_rank, "bubble_fraction", "zb-h1"),
+    "the last rank's makespan": (_makespan_of_the_last_rank, "makespan", "zb-h1"),
+    "memory in MB": (_memory_in_another_unit, "estimate.held_bytes", "dense"),
+    "messages in KiB": (_messages_in_another_unit, "sent_bytes_by_axis.dp", "dense"),
+}
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("mistake", COMMANDS)
+def test_a_wrong_number_ends_the_plan_as_text(
+    mistake: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plant, path, name = COMMANDS[mistake]
+    plant(monkeypatch)
+    flags = [word for one in PLANS[name] for word in ("--set", one)]
+    assert main(["plan", "nano", *flags]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "error[plan-numbers-agree]" in said
+    assert path in said
+
+
+@pytest.mark.parametrize(
+    ("plant", "path"),
+    [(_freed_after_b, "peak_in_flight_per_rank[1]"), (_bubble_of_the_work, "bubble_fraction")],
+)
+def test_a_wrong_count_ends_a_drawn_schedule(
+    plant: Callable[[pytest.MonkeyPatch], None],
+    path: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plant(monkeypatch)
+    words = ["--pp", "3", "--microbatches", "4", "--slots", "1,1,1,1"]
+    assert main(["schedule", "show", "zb-h1", *words]) == 1
+    said = capsys.readouterr().err
+    assert f"error[plan-numbers-agree]: {path}" in said
 
 
 def test_the_page_of_another_trainer_has_its_numbers(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Layouts of trainers as they say them: rows of a head in pairs, groups of heads, one stack."""
+"""Layouts of trainers: rows of a head in pairs, groups of heads, all layers in one tensor."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from echelon.proof.independent.records import SourceText, Tokens, files_of, read
 from echelon.training.data.dataset import TokenDataset
 from echelon.training.data.prepare import PrepareOptions, prepare, source_files
 
-BYTES = Tokens(file=None, end=256)
+BYTES = Tokens(file=None, end=256, piece_bytes=5000)
 TEXTS = ("one", "two \u00fc", "", "three")
 
 

@@ -57,7 +57,7 @@ def evidence_of(
     reports: Sequence[RankReport] = (RankReport(), RankReport()),
     mesh: Mapping[str, int] | None = None,
 ) -> CapturedEvidence:
-    """Return evidence of two ranks that hold all of what is right, but for `values`.
+    """Return evidence of two ranks that hold right tensors, except `values`.
 
     A wrong gradient makes a wrong parameter, unless `values` has that too.
     """

@@ -72,8 +72,8 @@ BUGS = {
     ),
     "key heads are repeated in another order": (
         {
-            "one.repeat_interleave(HEADS // KEY_HEADS, 1)": "(one.repeat_interleave(2, 1) "
-            "if self.whole else one.repeat(1, 2, 1, 1))"
+            "x.repeat_interleave(HEADS // KEY_HEADS, 1)": "(x.repeat_interleave(2, 1) "
+            "if self.whole else x.repeat(1, 2, 1, 1))"
         },
         ("prove-loss", "v", "attention cut", ""),
     ),
@@ -107,6 +107,8 @@ def test_the_right_program_is_proven(rank_pool: RankPool, tmp_path: Path) -> Non
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_changed_line_is_named(bug: str, rank_pool: RankPool, tmp_path: Path) -> None:
     changes, wanted = BUGS[bug]
-    told = proof_of(rank_pool, tmp_path, "attended", changes).diagnosis
-    assert told is not None
-    assert (told.rule, told.tensor, told.factor, told.axis) == wanted, told.says
+    diagnosis = proof_of(rank_pool, tmp_path, "attended", changes).diagnosis
+    assert diagnosis is not None
+    assert (diagnosis.rule, diagnosis.tensor, diagnosis.factor, diagnosis.axis) == wanted, (
+        diagnosis.says
+    )

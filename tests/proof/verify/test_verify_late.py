@@ -27,7 +27,7 @@ def late_proof(
 def test_a_program_that_waits_in_time_is_proven(rank_pool: RankPool, tmp_path: Path) -> None:
     proof = late_proof(rank_pool, tmp_path, "overlapped")
     assert proof.proven, proof.diagnosis
-    (awaited,) = [one for one in proof.passes[0].claims if one.rule.id == "prove-awaited"]
+    (awaited,) = [claim for claim in proof.passes[0].claims if claim.rule.id == "prove-awaited"]
     assert awaited.note == f"{2 * 3 * 13} operations"
 
 
@@ -75,8 +75,8 @@ BUGS = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_wait_that_is_late_is_named(bug: str, rank_pool: RankPool, tmp_path: Path) -> None:
     changes, (rule, tensor, factor), place = BUGS[bug]
-    told = late_proof(rank_pool, tmp_path, "overlapped", changes).diagnosis
-    assert told is not None
-    assert (told.rule, told.factor) == (rule, factor), told.says
-    assert tensor in told.tensor
-    assert place in told.where
+    diagnosis = late_proof(rank_pool, tmp_path, "overlapped", changes).diagnosis
+    assert diagnosis is not None
+    assert (diagnosis.rule, diagnosis.factor) == (rule, factor), diagnosis.says
+    assert tensor in diagnosis.tensor
+    assert place in diagnosis.where

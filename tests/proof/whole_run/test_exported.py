@@ -68,11 +68,11 @@ class TrainedRuns:
         saved = self._folder / model
         given: list[dict[str, Any]] = []
 
-        def run_ranks(target: str, argument: Any, count: int, **rest: Any) -> None:
+        def run_ranks(target: str, argument: Any, count: int, **named: Any) -> None:
             if target == OUR_TRAINER.export:
                 copytree(argument["folder"], saved)
                 given.append(argument)
-            self._pool.run(target, argument, count, **rest)
+            self._pool.run(target, argument, count, **named)
 
         made: list[RunExports] = []
         with pytest.MonkeyPatch.context() as patch:
@@ -121,7 +121,32 @@ BUGS = (
     (
         *("lora", "rows_behind_a_block_come_from_before_it", "prove-trainer-export"),
         "echelon: layers.0.attention.q.weight",
-        "rows are wrong, the first is 2",
+        "rows are wrong, the first is 11",
+    ),
+    (
+        *("llama", "columns_of_a_rank_are_the_first", "prove-trainer-import"),
+        "echelon: embedding.weight",
+        "257 of 257 rows are wrong",
+    ),
+    (
+        *("llama", "moments_change_places", "prove-trainer-import"),
+        "deepspeed of llama in fp32: exp_avg embedding.weight",
+        "rows are wrong",
+    ),
+    (
+        *("llama", "halves_of_a_gate_are_not_told_apart", "prove-trainer-export"),
+        "megatron-legacy of tp2 x pp2: layers.0.mlp.gate.weight",
+        "rows are wrong, the first is",
+    ),
+    (
+        *("llama", "last_rows_of_a_part_come_too_early", "prove-trainer-export"),
+        "megatron-legacy of tp2 x pp2: layers.0.attention.o.weight",
+        "rows are wrong, the first is",
+    ),
+    (
+        *("lora", "adapters_in_the_order_of_pairs", "prove-trainer-export"),
+        "adapters of hf of llama: model.layers.1.self_attn.q_proj.weight",
+        "rows are wrong, the first is 1",
     ),
     (
         *("gpt2", "square_matrix_not_transposed", "prove-trainer-export"),
@@ -131,6 +156,7 @@ BUGS = (
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("model", "bug", "rule", "tensor", "says"), BUGS, ids=[bug[1] for bug in BUGS]
 )

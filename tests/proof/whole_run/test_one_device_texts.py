@@ -27,7 +27,7 @@ def test_validation_takes_a_second_batch_that_is_not_full() -> None:
 def test_the_held_out_part_begins_where_a_document_does() -> None:
     texts = texts_for(PLAN)
     every = texts.training_tokens + texts.validation_tokens
-    wanted = round(len(every) * texts.validation_fraction)
+    wanted = round(len(every) * texts.argument("")["validation_fraction"])
     assert wanted == len(texts.validation_tokens)
     ends = list(accumulate(token == END_OF_DOCUMENT for token in every))
     assert ends[len(texts.training_tokens) - 1] == len(texts.training)

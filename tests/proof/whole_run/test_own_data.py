@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 
 from echelon.config.job import DataSettings
@@ -75,6 +76,22 @@ def short(folder: Path) -> DataSettings:
     return DataSettings(source=str(file), epoch_end="pad", validation_fraction=0.0)
 
 
+def long(folder: Path) -> DataSettings:
+    """Write a text of several pieces and files of tokens."""
+    file = folder / "long.txt"
+    file.write_text("".join(f"line {n} of it\n" for n in range(4000)), encoding="utf-8")
+    return DataSettings(source=str(file), validation_fraction=0.1)
+
+
+def table(folder: Path) -> DataSettings:
+    """Write a file of Arrow in one batch."""
+    rows = pyarrow.table({"text": [f"record {n}, " * (n % 5 + 1) for n in range(150)]})
+    file = folder / "rows.arrow"
+    with pyarrow.OSFile(str(file), "wb") as out, pyarrow.ipc.new_stream(out, rows.schema) as to:
+        to.write_table(rows)
+    return DataSettings(source=str(file), validation_fraction=0.1)
+
+
 def proven(pool: RankPool, data: DataSettings, deliver: str = DELIVER) -> ProofPass:
     plan = layout(dp=2, documents="separate")
     mathematics = replace(plan.mathematics, sequence_length=LENGTH)
@@ -85,7 +102,7 @@ def proven(pool: RankPool, data: DataSettings, deliver: str = DELIVER) -> ProofP
 def held(result: ProofPass) -> bool:
     assert result.diagnosis is None, result.diagnosis.sentence()
     assert all(claim.compared for claim in result.claims)
-    return len(result.claims) == 3
+    return len(result.claims) == 4
 
 
 def test_texts_records_and_phases_hold(rank_pool: RankPool, tmp_path: Path) -> None:
@@ -93,6 +110,8 @@ def test_texts_records_and_phases_hold(rank_pool: RankPool, tmp_path: Path) -> N
     assert held(proven(rank_pool, data))
     source = data.mixture[1].path
     assert held(proven(rank_pool, DataSettings(source=source, tokenizer="bpe-300")))
+    for kind in (long, table):
+        assert held(proven(rank_pool, replace(kind(tmp_path), tokenizer="bpe-300")))
     assert held(proven(rank_pool, DataSettings(source=source, epoch_end="pad")))
     result = proven(rank_pool, DataSettings(source=source, validation_fraction=0.0))
     assert held(result)
@@ -133,9 +152,20 @@ BUGS = (
     (padded, "epochs_are_not_padded", "sample", "it is sample "),
     (short, "padded_tokens_are_counted_as_if_they_were_not", "tokens that", " tokens count inst"),
     (mixture, "phases_change_a_step_late", "sample", "of the training part of "),
+    (mixture, "sources_begin_anew_in_each_phase", "sample", "of the training part of "),
+    (
+        long,
+        "pieces_of_a_text_are_documents",
+        "training part of",
+        "document 0 has 5,006 tokens instead of",
+    ),
+    (long, "shards_are_read_on_from_where_the_last_began", "training part of", " are others"),
+    (table, "rows_behind_the_first_are_skipped", "training part of", "document 6 has 0 tokens"),
+    (chats, "documents_of_a_part_are_those_of_the_head", "sample", "documents start at [0"),
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("data", "bug", "subject", "says"), BUGS, ids=[bug[1] for bug in BUGS])
 def test_a_wrong_reader_is_named(
     rank_pool: RankPool, tmp_path: Path, data: Any, bug: str, subject: str, says: str

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from echelon.training import delivered
-from echelon.training.data import batches, prepare
+from echelon.training.data import batches, prepare, records
 from echelon.training.data.chats import ChatEncoder
 from echelon.training.data.dataset import TokenDataset
 from echelon.training.data.mixed_dataset import Mixture
+from echelon.training.data.records import DocumentChunk
+from echelon.training.data.sources import SourceFile
 from echelon.training.loop import TrainLoop
 from tests.proof.whole_run.wrong_trainers import planted
 
@@ -119,3 +121,69 @@ def padded_tokens_are_counted_as_if_they_were_not(patch: pytest.MonkeyPatch) -> 
         return batches.training_batch(self.training, self.layout, seed=seed, step=step).num_valid
 
     patch.setattr(TrainLoop, "num_tokens", count)
+
+
+@planted(delivered.deliver)
+def pieces_of_a_text_are_documents(patch: pytest.MonkeyPatch) -> None:
+    """End a document where a piece of a long text ends."""
+    right = records._read_text
+
+    def ended(file: SourceFile, most: int) -> Iterator[DocumentChunk]:
+        yield from (DocumentChunk(piece.text, last=True) for piece in right(file, most))
+
+    patch.setattr(records, "_read_text", ended)
+
+
+@planted(delivered.deliver)
+def shards_are_read_on_from_where_the_last_began(patch: pytest.MonkeyPatch) -> None:
+    """Read of the next shard from the place in the shard before."""
+
+    def tokens(self: TokenDataset, start: int, stop: int) -> Any:
+        start, stop = (min(self.start + place, self.stop) for place in (start, stop))
+        shards = np.searchsorted(self._shard_starts[:-1], start, side="right")
+        shard = int(shards) - 1
+        begin = start - int(self._shard_starts[shard])
+        parts = [self._shards[shard][begin : begin + stop - start]]
+        while (left := stop - start - sum(map(len, parts))) > 0:
+            shard += 1
+            first = min(begin, len(self._shards[shard]) - left)
+            parts.append(self._shards[shard][first : first + left])
+        return np.concatenate(parts).astype(np.int64)
+
+    patch.setattr(TokenDataset, "tokens", tokens)
+
+
+@planted(delivered.deliver)
+def rows_behind_the_first_are_skipped(patch: pytest.MonkeyPatch) -> None:
+    """Read of a batch of a table as many rows as are read at a time."""
+    right = records._rows
+
+    def first(batches: Iterator[Any], field: str, file: SourceFile, most: int) -> Any:
+        return right((batch.slice(0, most) for batch in batches), field, file, most)
+
+    patch.setattr(records, "_rows", first)
+
+
+@planted(delivered.deliver)
+def documents_of_a_part_are_those_of_the_head(patch: pytest.MonkeyPatch) -> None:
+    """Look for ends of chats as if the held-out part began where the text does."""
+    right = TokenDataset.document_starts
+
+    def of_head(self: TokenDataset, ids: Any, inputs: Any) -> Any:
+        return right(self if self.shows_ends else replace(self, start=0), ids, inputs)
+
+    patch.setattr(TokenDataset, "document_starts", of_head)
+
+
+@planted(delivered.deliver)
+def sources_begin_anew_in_each_phase(patch: pytest.MonkeyPatch) -> None:
+    """Count the sequences that a source gave from the start of the phase."""
+    right = Mixture.sequences
+
+    def anew(self: Mixture, *, step: int, count: int) -> Any:
+        ends = [phase.until_step or 0 for phase in self.phases]
+        start = max(end for end in ends if end <= step)
+        sources, numbers = right(self, step=step, count=count)
+        return sources, numbers - self.given(steps=start, count=count)[sources]
+
+    patch.setattr(Mixture, "sequences", anew)

@@ -8,14 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from echelon.core.errors import DataError, EnvironmentProblem
-from echelon.training.data import prepare as prepare_module
-from echelon.training.data import records
+from echelon.core.piece_sizes import TRAINING_PIECES
 from echelon.training.data.dataset import TokenDataset
 from echelon.training.data.prepare import PrepareOptions, describe, prepare
 from echelon.training.data.tokenizer import ByteTokenizer
@@ -63,22 +63,19 @@ def test_the_same_text_gives_the_same_bytes(tmp_path: Path) -> None:
     assert describe(tmp_path / "a").hash != describe(tmp_path / "c").hash
 
 
-def test_tokens_do_not_depend_on_pieces_batches_or_shards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_do_not_depend_on_pieces_batches_or_shards(tmp_path: Path) -> None:
     source = tmp_path / "long.txt"
     source.write_text("".join(f"line {number} \u00e9\n" for number in range(5000)))
     for name in ("bytes", "bpe-300"):
         prepare([source], tmp_path / f"whole-{name}", tokenizer=name)
-    monkeypatch.setattr(records, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(prepare_module, "_BATCH_BYTES", 3000)
-    options = PrepareOptions(shard_tokens=777)
-    prepare([source], tmp_path / "cut-bytes", options=options)
+    pieces = replace(TRAINING_PIECES, text_bytes=1000, shard_tokens=777)
+    prepare([source], tmp_path / "cut-bytes", pieces=pieces)
     assert _tokens(tmp_path / "cut-bytes") == _tokens(tmp_path / "whole-bytes")
     assert describe(tmp_path / "cut-bytes").num_documents == 1
     assert describe(tmp_path / "cut-bytes").num_shards > 10
     # Byte pairs: the cut after a newline may change a token, never the text.
-    prepare([source], tmp_path / "cut-bpe", tokenizer=str(tmp_path / "whole-bpe-300"))
+    trained = str(tmp_path / "whole-bpe-300")
+    prepare([source], tmp_path / "cut-bpe", tokenizer=trained, pieces=pieces)
     tokenizer = TokenDataset.open(tmp_path / "cut-bpe").tokenizer()
     assert tokenizer.decode(_tokens(tmp_path / "cut-bpe")) == source.read_text()
 

@@ -129,8 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             counts[line["outcome"]] += 1
             if line["outcome"] == "fault":
                 print(f"{line['number']}: {line['command']}\n{line['problem']}", flush=True)
-    told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
-    print(f"seed {options.seed}: {told}, {time.monotonic() - started:.0f} s")
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+    print(f"seed {options.seed}: {outcomes}, {time.monotonic() - started:.0f} s")
     return 1 if counts["fault"] else 0
 
 

@@ -13,7 +13,7 @@ from tests.walks.plans.test_random_families import NAMES
 def test_no_broken_rule_of_a_family_is_mended(family: str) -> None:
     broken = list(illegal_plans(family, 12))
     assert len(broken) > 3
-    assert [(one.rule, one.change) for one in broken if is_mended(one)] == []
+    assert [(plan.rule, plan.change) for plan in broken if is_mended(plan)] == []
 
 
 def test_the_walk_tells_what_it_met(capsys: pytest.CaptureFixture[str]) -> None:

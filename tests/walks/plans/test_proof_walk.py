@@ -1,4 +1,4 @@
-"""A walk of proofs asks `plan` first, proves the rest, and tells faults."""
+"""A walk of proofs asks `plan` first, proves the rest, and reports faults."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_a_refusal_after_plan_is_a_fault(
 
     monkeypatch.setattr(proof_walk, "prove", refused)
     assert main(["--count=1", "--seed=3", "--quick"]) == 1
-    told = capsys.readouterr().out
-    assert "ConfigError" in told
-    assert "echelon prove nano" in told
-    assert "0 proven" in told
-    assert "1 fault" in told
+    printed = capsys.readouterr().out
+    assert "ConfigError" in printed
+    assert "echelon prove nano" in printed
+    assert "0 proven" in printed
+    assert "1 fault" in printed

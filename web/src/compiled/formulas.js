@@ -1968,7 +1968,7 @@ for ([place, action] of $rt.iter($rt.enumerate(row))) {
 for (need of $rt.iter($required_results(action, schedule.num_stages))) {
 made = $rt.get(places, need);
 if (((made !== null) && ($rt.number(made) > $rt.number(place)))) {
-text = $rt.join("rank ", $rt.str(rank), ": ", $rt.str(action), " at ", $rt.str(cells.at(rank, place)), " needs ", $rt.str($rt.item(row, made)), ", which stands at ", $rt.str(cells.at(rank, made)));
+text = $rt.join("rank ", $rt.str(rank), ": ", $rt.str(action), " at ", $rt.str(cells.at(rank, place)), " needs ", $rt.str($rt.item(row, made)), ", which is at ", $rt.str(cells.at(rank, made)));
 suggestions = [$rt.join($rt.str(action), " behind ", $rt.str($rt.item(row, made)))];
 where = cells.file_at(rank, place);
 $rt.append(faults, $Rule_6.problem(text, undefined, where, suggestions));
@@ -2758,7 +2758,7 @@ for ([action, found] of $rt.iter($rt.items(places, ))) {
 if (($rt.number($rt.len(found)) > $rt.number(1))) {
 named = $rt.iter($rt.slice(found, 0, 8)).map(([rank, place]) => $rt.join("rank ", $rt.str(rank), ", ", $rt.str(cells.at(rank, place))));
 more = (($rt.number($rt.len(found)) > $rt.number(8)) ? " and more" : "");
-yield $SCHEDULE_COVERS_ONCE.problem($rt.join($rt.str(action), " stands ", $rt.str($rt.len(found)), " times, not once: ", $rt.str($rt.joined("; ", named)), $rt.str(more)), undefined, cells.file_at(...$rt.iter($rt.item(found, 1))));
+yield $SCHEDULE_COVERS_ONCE.problem($rt.join($rt.str(action), " appears ", $rt.str($rt.len(found)), " times, not once: ", $rt.str($rt.joined("; ", named)), $rt.str(more)), undefined, cells.file_at(...$rt.iter($rt.item(found, 1))));
 }
 }
 }
@@ -3380,7 +3380,7 @@ if (!$rt.truth(forward)) {
 return $rt.join("F", $rt.str(stage), ".", $rt.str(microbatch), " is missing");
 }
 if (($rt.truth(fused) && $rt.truth(split))) {
-return $rt.join("BW stands beside ", $rt.str($rt.joined(" and ", split)), "; a cell has one or the other");
+return $rt.join("BW appears with ", $rt.str($rt.joined(" and ", split)), "; a cell has one or the other");
 }
 if ((!$rt.truth(fused) && !$rt.truth(split))) {
 return "BW (or B and W) is missing";

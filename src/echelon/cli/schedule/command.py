@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import floor
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +25,8 @@ from echelon.cli.schedule.arguments import (
 from echelon.config.files.new_file import write_new
 from echelon.core.errors import InfeasiblePlan
 from echelon.core.rulebook.pipeline import SCHEDULE_CANNOT_DEADLOCK, SCHEDULE_KEEPS_ORDER
+from echelon.planner.report.pipeline import schedule_identities, simulation_identities
+from echelon.planner.report.printed_numbers import require_identities
 from echelon.planner.view.text_layout import table
 from echelon.schedule.action import Schedule
 from echelon.schedule.build import SCHEDULES
@@ -56,6 +58,7 @@ def check(
     except InfeasiblePlan as error:
         _print_refused(file, found, error, json=json)
         return NOT_PROVEN
+    require_identities(schedule_identities("", found.schedule, asdict(report)))
     if json:
         print_json(
             "schedule check", {"proven": True, "file": str(file), **_facts(found.schedule, report)}
@@ -198,6 +201,14 @@ def show(
         simulation=simulate(found, wanted.times.durations(found.num_stages)),
         times=wanted.times,
         lower_bound=chosen.lower_bound,
+    )
+    require_identities(
+        (
+            *schedule_identities("", found, asdict(shown.report)),
+            *simulation_identities(
+                "", found, wanted.times.durations(found.num_stages), shown.simulation
+            ),
+        )
     )
     # Both texts are made before either is written: what goes wrong leaves no file behind.
     figure = timeline_svg(shown.simulation.events, title=shown.title(), unit="slots") if svg else ""

@@ -131,8 +131,8 @@ PLAN_NUMBERS_AGREE = Rule(
     id="plan-numbers-agree",
     why="""
     A plan prints sums with their terms, rates with their seconds and devices, prices with both, and
-    the same numbers on its page. Each follows from the others, so `echelon plan` computes it anew
-    before it prints it. A number that differs is a fault of Echelon: please report it.
+    the same numbers on its page. Each follows from the others, so `echelon plan` computes each from
+    the others before it prints them. A difference is a fault of Echelon: please report it.
     """,
     bad="held_bytes 66,203,242, and terms that add up to 66,170,474",
     fixed="held_bytes 66,203,242, and terms that add up to 66,203,242",
@@ -170,7 +170,7 @@ REHEARSE_OTHER_DATA = Rule(
     NCCL looks at no names: calls of one kind and size are one operation, whatever their memory
     holds. The data of a call is known by the parameters and the element where it begins, or by
     payload, microbatch and stages of a message. Members with different data add up or exchange
-    what does not belong together, and nothing hangs.
+    unrelated tensors, and nothing hangs.
     """,
     bad="rank 0: send(x of microbatch 0), send(x of microbatch 1); rank 1: receives 1, then 0",
     fixed="both ends: microbatch 0, then microbatch 1",

@@ -20,11 +20,11 @@ PROVE_QUANTISED_SUMS = Rule(
 PROVE_REPAIRS_NOTHING = Rule(
     id="prove-repairs-nothing",
     why="""
-    A proof runs a small plan in the place of the given one: the same split of fewer blocks, heads,
-    experts and tokens. What divides evenly in one of them must do so in the other. With heads that
-    tensor ranks cannot share, say, the small plan would have heads that they can, and its proof
-    would say nothing of the given plan. Such a plan breaks other rules first; this one holds where
-    a plan reaches a proof past them.
+    A proof runs a small plan in the place of yours: the same split of fewer blocks, heads,
+    experts and tokens. A number that divides another in one of them must do so in both. If tensor
+    ranks cannot split the heads of your plan, say, and can split those of the small plan, its proof
+    would say nothing of yours. Such a plan breaks other rules first; this rule is for a plan that
+    reaches a proof past them.
     """,
     bad="shrink(plan)                                    # 6 heads on 4 ranks become 8",
     fixed="require_nothing_mended(plan, shrink(plan))",
@@ -405,10 +405,10 @@ PROVE_TRAINER_RESUME = Rule(
 PROVE_TRAINER_SCALE = Rule(
     id="prove-trainer-scale",
     why="""
-    In the run's own precision the loss scale follows overflows: it halves once as many came as the
-    hysteresis forgives, doubles after a window of steps without one, and then forgives as many
-    again. The trainer takes a few steps in which gradients are made to overflow, is saved and
-    resumed between them, and every step must have the scale that the rule gives.
+    In the run's own precision the loss scale follows overflows: it halves after as many overflows
+    as the hysteresis, and doubles after a window of steps without any, which also restores the
+    hysteresis. The trainer takes a few steps in which gradients are made to overflow, is saved and
+    resumed between them, and every step must have the scale of this rule.
     """,
     bad="if overflow: scale /= 2                         # and hysteresis_left stays at 0",
     fixed="if grown: hysteresis_left = hysteresis",
@@ -462,10 +462,10 @@ PROVE_DATA = Rule(
     id="prove-data",
     why="""
     A run trains on what its `[data]` says: each document in its place, answers of chats and nothing
-    else where only they count, no held-out token in training, sources in their shares, phases of a
-    mixture from their step on. The proof reads the first megabyte of each source once more, from
-    its records, by code that shares nothing with the trainer. It compares the rows of some steps
-    and of validation.
+    else if only they count, no held-out token in training, sources in their shares, phases of a
+    mixture from their step on. The proof reads the first megabyte of each source from its records,
+    by code that shares nothing with the trainer. It compares the rows of some steps and of
+    validation.
     """,
     bad="labels = where(answers[:-1], tokens[1:], -100)    # the mask of the token before",
     fixed="labels = where(answers[1:], tokens[1:], -100)",

@@ -211,7 +211,7 @@ def sums_sent(
 
 
 def ring_sent(plan: Plan, ranks: tuple[int, ...], rank: int, payload: int) -> tuple[int, int]:
-    """Bytes that `rank` sends in an all-reduce of the backend, and how many of them go far."""
+    """Bytes that `rank` sends in an all-reduce of the backend: all, and to other nodes."""
     group = replace(sum_group(plan, ranks, rank), algorithm=BACKEND)
     near, far = group.bytes_by_tier(payload, 1)
     return near + far, far

@@ -81,14 +81,14 @@ def context_bytes(
 ) -> Iterator[SentTerm]:
     """Yield the terms of the axis "cp" for a context rank of these stages.
 
-    `ranks` are the ranks of its context group; without them no term says what leaves the node.
+    `ranks` are the ranks of its context group; without them `far` of the terms is None.
     """
     if plan.mesh.cp == 1:
         return
     redoes = partial(plan.layout.recompute.redoes, "attention")
     blocks = sum(one.microbatches * len(one.blocks) for one in part.stages)
     again = sum(one.microbatches * sum(map(redoes, one.blocks)) for one in part.stages)
-    yield from _ulysses(plan, blocks, again, (cp_rank, ranks))
+    yield from _ulysses(plan, (blocks, again), (cp_rank, ranks))
     if plan.placement.ring_degree == 1:
         return
     kinds = plan.model.first_of_kinds
@@ -120,7 +120,7 @@ _Where = tuple[int, tuple[int, ...]]
 """A context rank, and the ranks of its group (empty if unknown)."""
 
 
-def _ulysses(plan: Plan, blocks: int, again: int, where: _Where) -> Iterator[SentTerm]:
+def _ulysses(plan: Plan, counts: tuple[int, int], where: _Where) -> Iterator[SentTerm]:
     degree, size = plan.layout.context.ulysses_degree, element_bytes(plan)
     model, tp = plan.model, plan.mesh.tp
     if degree == 1:
@@ -139,7 +139,7 @@ def _ulysses(plan: Plan, blocks: int, again: int, where: _Where) -> Iterator[Sen
         Axis.CP,
         "heads for positions",
         "Jacobs et al., DeepSpeed-Ulysses, 2023, section 3.2",
-        counts=(blocks, again),
+        counts=counts,
         each=((each, far), (each, far)),
         formulas=("(u-1)/u B T/c (2 H + 2 K') h s",) * 2,
     )

@@ -203,9 +203,9 @@ _TWO_HOPS = "DeepSeek-V3, 2024, section 3.2.2"
 def dispatch_bytes(
     plan: Plan, part: RankPart, load: ExpertLoad | None, rank: int | None = None
 ) -> Iterator[SentTerm]:
-    """Yield what a rank sends of tokens; `load` is how its expert group was routed.
+    """Yield the terms of tokens that a rank sends; `load` is the routing of its expert group.
 
-    Without `rank` no term of one hop says what leaves the node.
+    Without `rank`, `far` of the terms of one hop is None.
     """
     if plan.mesh.ep == 1:
         return
@@ -295,10 +295,10 @@ class _HopTerms:
     source: str
     gates_of_row: int = 1
     far: Fraction | None = None
-    """Share of the other members that are on other nodes; rows are as many for each of them."""
+    """Share of the other members that are on other nodes; each gets as many rows."""
 
     def _far(self, each: int, load: ExpertLoad | None = None) -> int | None:
-        """Bytes of `each` that leave the node; None where a routing decides it."""
+        """Bytes of `each` that leave the node; None if they depend on a routing."""
         mixed = self.far is None or 0 < self.far < 1
         return None if self.far is None or (load and mixed) else int(each * self.far)
 
@@ -353,15 +353,15 @@ class _HopTerms:
         """Return the term of one motion; `sizes` are the bytes of rows that leave and arrived."""
         again = name.endswith("again")
         if load is None:
-            rows, how = balanced
+            moved, how = balanced
             count, formula = expert_passes(self.plan, self.part)[again], f"{formula}, {how}"
-            rounds = [rows]
+            rounds = [moved]
         else:
             recomputes = self.plan.layout.recompute.recomputes
-            found = block_passes(self.plan, self.part)
+            passes = block_passes(self.plan, self.part)
             count, formula = 1, f"{formula}, of the recorded routing"
-            rounds = [rows_of(one, load) for one in found if not again or recomputes(one[0])]
-        each = sum(one.leaving * sizes[0] + one.arriving * sizes[1] for one in rounds)
+            rounds = [rows_of(run, load) for run in passes if not again or recomputes(run[0])]
+        each = sum(rows.leaving * sizes[0] + rows.arriving * sizes[1] for rows in rounds)
         return SentTerm(
             axis=self.axis,
             name=name,

@@ -91,7 +91,7 @@ def int8_message_bytes(plan: Plan, bucket: BucketPlan) -> int:
 
 
 def int8_encoding_bytes(plan: Plan, bucket: BucketPlan) -> int:
-    """Bytes on top while a slice becomes codes: its numbers twice, scales, codes and the piece.
+    """Additional bytes to encode a slice: its numbers twice, scales, codes and the piece.
 
     0 without gathers in int8.
     """

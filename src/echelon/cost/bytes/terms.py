@@ -58,7 +58,7 @@ class SentTerm:
 
     @property
     def far_bytes(self) -> int | None:
-        """Return the bytes of all of them that go to other nodes; None where nobody tells."""
+        """Bytes of all messages that go to other nodes; None if unknown."""
         return None if self.far is None else self.count * self.far // self.every
 
 
@@ -74,13 +74,13 @@ class HeldTerm:
 
 
 def far_bytes_by_axis(terms: Iterable[SentTerm]) -> dict[str, int]:
-    """Bytes to other nodes by axis, of axes where every term has them."""
+    """Bytes to other nodes by axis; no axis with a term whose bytes are unknown."""
     terms = [term for term in terms if term.bytes]
-    silent = {term.axis for term in terms if term.far_bytes is None}
-    total: dict[str, int] = {}
+    unknown = {term.axis for term in terms if term.far_bytes is None}
+    total = dict.fromkeys((term.axis for term in terms if term.axis not in unknown), 0)
     for term in terms:
-        if term.axis not in silent:
-            total[term.axis] = total.get(term.axis, 0) + (term.far_bytes or 0)
+        if term.axis in total:
+            total[term.axis] += term.far_bytes or 0
     return total
 
 

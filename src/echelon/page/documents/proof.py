@@ -109,27 +109,24 @@ def _head(proof: Mapping[str, Any]) -> str:
     model = proof["shrunk_plan"]["mathematics"]["model"]
     return (
         f"{proof['plan']}: {proof['mesh']} beside one process, {steps}; {model['layers']} blocks x "
-        f"{model['hidden']} wide stand for the model{_changed(proof.get('changes', ()))}"
+        f"{model['hidden']} wide in place of the model{_changed(proof.get('changes', ()))}"
     )
 
 
 def _changed(changes: Sequence[Mapping[str, Any]]) -> str:
-    """Each number of the plan that is another one in the small plan, on a line.
-
-    Dtypes are words: the heads of the table name them.
-    """
-    told = ", ".join(
-        f"{c['name']} {_short(c['given'])} -> {_short(c['proven'])}"
-        for c in changes
-        if not isinstance(c["proven"], str)
-    )
-    return f"\nchanged: {told}" if told else ""
+    """Numbers that the small plan changes, on a line; the heads of the table name dtypes."""
+    texts = [
+        f"{change['name']} {_short(change['given'])} -> {_short(change['proven'])}"
+        for change in changes
+        if not isinstance(change["proven"], str)
+    ]
+    return f"\nchanged: {', '.join(texts)}" if texts else ""
 
 
 def _short(value: object) -> str:
-    """A value in few words: of lists of blocks, how many each has."""
+    """A value in few words: the length of each inner list."""
     if isinstance(value, list | tuple):
-        parts = [str(len(one)) if isinstance(one, list | tuple) else str(one) for one in value]
+        parts = [str(len(part) if isinstance(part, list | tuple) else part) for part in value]
         return f"[{', '.join(parts)}]"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 

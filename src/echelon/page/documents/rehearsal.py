@@ -94,19 +94,13 @@ def _patterns(patterns: Sequence[Mapping[str, Any]]) -> Section:
     return Section(
         id="patterns",
         title="Why no order hangs or mixes data",
-        summary="What a rank calls, and what it waits for, depends on no time. So the order of its "
-        "calls is the same, whichever rank is slow.",
+        summary="The calls and the waits of a rank depend on no time. So the order of its calls is "
+        "the same, whichever rank is slow.",
         table=DataTable(
             head=("communicator", "calls", "count", "why none hangs", "why none mixes data"),
             rows=tuple(
-                (
-                    pattern["communicator"],
-                    pattern["kind"],
-                    f"{pattern['calls']:,}",
-                    pattern["no_hang"],
-                    pattern["no_mixing"],
-                )
-                for pattern in patterns
+                (p["communicator"], p["kind"], f"{p['calls']:,}", p["no_hang"], p["no_mixing"])
+                for p in patterns
             ),
             right=(2,),
         ),
@@ -145,20 +139,20 @@ def _peaks(found: Mapping[str, Any]) -> Section:
     )
 
 
-def number_sections(found: Mapping[str, Any]) -> Iterator[Section]:
+def number_sections(rehearsal: Mapping[str, Any]) -> Iterator[Section]:
     """Yield the table of compared numbers, each at its worst rank.
 
     Files of earlier versions have no such numbers.
     """
     by_name: dict[str, list[Mapping[str, Any]]] = {}
-    for rank in found["ranks"]:
+    for rank in rehearsal["ranks"]:
         for number in rank.get("numbers", ()):
             by_name.setdefault(number["name"], []).append(number)
     if not by_name:
         return
     rows: list[tuple[str, ...]] = []
     for name, numbers in by_name.items():
-        worst = max(numbers, key=lambda number: (not number["holds"], _off(number)))
+        worst = max(numbers, key=lambda n: (not n["holds"], abs(n["planned"] - n["rehearsed"])))
         values = (f"{round(worst[key]):,}" for key in ("planned", "rehearsed"))
         verdict = "holds" if worst["holds"] else "DIFFERS"
         rows.append((name, str(len(numbers)), *values, verdict))
@@ -174,10 +168,6 @@ def number_sections(found: Mapping[str, Any]) -> Iterator[Section]:
             right=(1, 2, 3),
         ),
     )
-
-
-def _off(number: Mapping[str, Any]) -> float:
-    return abs(number["planned"] - number["rehearsed"])
 
 
 def _pair(rank: Mapping[str, Any]) -> tuple[BarRow, BarRow]:

@@ -118,6 +118,7 @@ class LateCopyStreams(CopyStreams):
     ) -> StreamEvent:
         """Start to copy once the marks are passed; return the mark of the end."""
         order, stream = self._flight.order, f"{self._name} {direction}"
+        order.copies_on(stream)
         order.give(stream, *map(self._landed, after))
         with self._flight.unwatched():
             sources = [(source.detach(), private_copy(source)) for _, source in copies]
@@ -145,6 +146,10 @@ class LateCopyStreams(CopyStreams):
     def wait_for(self, mark: StreamEvent) -> None:
         """End the copy that the computation waits for."""
         self._flight.order.wait(COMPUTE, self._landed(mark))
+
+    def record_use(self, tensor: torch.Tensor) -> None:
+        """Let the allocator know the copies of a tensor."""
+        self._flight.order.record_use(tensor)
 
     def settle(self) -> None:
         """End the copies to the host for a thread that reads their targets; no stream waits."""

@@ -10,6 +10,9 @@ vector clock of its stream: the latest access that it knows of every other strea
     an event that a stream waits for         the clock of the event
     a wait of the host or of a thread        the same; later work of the host has it, too
 
+An allocator gives freed memory to later kernels, and knows of copies only what these know, unless a
+copy is recorded (`CopyStreams.record_use`).
+
 If the later of two accesses of the same bytes does not know the earlier one, and one of them is a
 write, they may come in either order: they are reported as a pair.
 """
@@ -63,6 +66,8 @@ class Access(NamedTuple):
         return f"{self.work.by} {does} on stream {self.stream}{place}"
 
 
+_GIVEN_TO_OTHERS = StreamWork(by="the allocator, which does not know the copy,")
+
 Unordered = Callable[[Access, Access], None]
 """Called with an access, and a later access of the same bytes that does not know it."""
 
@@ -79,6 +84,8 @@ class StreamOrder:
         self._clocks: dict[str, dict[str, int]] = {}
         self._accesses: dict[object, dict[str, dict[tuple[int, int, bool], Access]]] = {}
         self._living: dict[int, weakref.ref[Any]] = {}
+        self._copies: set[str] = set()
+        self._recorded: set[int] = set()
 
     @property
     def here(self) -> str:
@@ -112,14 +119,25 @@ class StreamOrder:
         for moment in (self.moment(self.here), *after):
             self.wait(stream, moment)
 
+    def copies_on(self, stream: str) -> None:
+        """Learn of a stream of copies, of which an allocator knows nothing by itself."""
+        self._copies.add(stream)
+
+    def record_use(self, tensor: torch.Tensor) -> None:
+        """Let an allocator know the copies of a tensor."""
+        self._recorded.add(self._key_of(tensor))
+
     def uses(self, stream: str, tensor: torch.Tensor, work: StreamWork, *, writes: bool) -> None:
         """Note that work of a stream reads or writes a tensor."""
+        self.uses_bytes(stream, (self._key_of(tensor), extent_of(tensor)), work, writes=writes)
+
+    def _key_of(self, tensor: torch.Tensor) -> int:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._living:
             # Another storage may have the same key later.
             self._living[key] = weakref.ref(storage, lambda _: self._forget(key))
-        self.uses_bytes(stream, (key, extent_of(tensor)), work, writes=writes)
+        return key
 
     def uses_bytes(
         self, stream: str, part: tuple[object, Span], work: StreamWork, *, writes: bool
@@ -155,7 +173,17 @@ class StreamOrder:
 
     def _forget(self, key: int) -> None:
         self._living.pop(key, None)
-        self._accesses.pop(key, None)
+        by_stream = self._accesses.pop(key, {})
+        is_recorded = key in self._recorded
+        self._recorded.discard(key)
+        if is_recorded or COMPUTE not in by_stream:
+            return
+        known = self.moment(COMPUTE)
+        given = Access(work=_GIVEN_TO_OTHERS, stream=COMPUTE, time=self._count, writes=True)
+        for stream in self._copies.intersection(by_stream):
+            latest = max(by_stream[stream].values(), key=lambda access: access.time)
+            if latest.time > known.get(stream, 0):
+                self._unordered(latest, given)
 
 
 class OrderedMark(CompletedEvent):

@@ -117,15 +117,8 @@ def fill_initial(
                 # What rests on the host is made where the run computes, too.
                 here = part.device == device
                 made = part if here else torch.empty_like(part, device=device)
-                seed = plan.mathematics.seed
-                initial_values(
-                    plan.model,
-                    slot.spec,
-                    seed,
-                    offset=offset,
-                    into=made,
-                    pieces=pieces,
-                )
+                model, seed = plan.model, plan.mathematics.seed
+                initial_values(model, slot.spec, seed, offset=offset, into=made, pieces=pieces)
                 if not here:
                     part.copy_(made)
 

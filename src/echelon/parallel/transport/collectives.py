@@ -163,18 +163,15 @@ class Group:
         return self._sums.bytes(tensor.numel(), tensor.element_size())
 
     def _far_of_pieces(self, piece: int) -> int:
-        """Return the bytes to other nodes where each other member gets `piece` bytes."""
+        """Bytes to other nodes if each other member gets `piece` bytes."""
         return len(self._elsewhere) * piece
 
     def _far_of_exchange(self, sends: Mapping[int, torch.Tensor]) -> int:
-        """Return the bytes to other nodes of tensors by the place of their receiver."""
+        """Bytes to other nodes of tensors by the place of their receiver."""
         return sum(tensor.nbytes for place, tensor in sends.items() if place in self._elsewhere)
 
     def _far_of_sum(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> int:
-        """Return the bytes of an all-reduce that go to other nodes.
-
-        The backend's is a ring in the order of members, as `SumGroup` has it.
-        """
+        """Bytes of an all-reduce to other nodes; the backend has a ring of members in order."""
         if not self._elsewhere:
             return 0
         sums = self._sums
@@ -186,7 +183,7 @@ class Group:
     def _far_of_slices(
         self, make: Callable[[SumGroup, int], tuple[Step, ...]], full: torch.Tensor, piece: int
     ) -> int:
-        """Return the bytes to other nodes where slices of `full`, `piece` bytes each, travel."""
+        """Bytes to other nodes if slices of `full`, `piece` bytes each, are sent."""
         if self._slices is None or not self._elsewhere:
             return self._far_of_pieces(piece)
         return self._far_of_steps(make(self._slices, full.numel()), full)

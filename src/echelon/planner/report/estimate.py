@@ -142,7 +142,7 @@ def estimate_json(estimate: Estimate) -> dict[str, Any]:
 
 
 def price_with_idle(price: float, devices: int, all_devices: int) -> float:
-    """Price of a million tokens where a cluster of `all_devices` is paid, `devices` of it used."""
+    """Price of a million tokens if all of `all_devices` are paid and `devices` are used."""
     return price * all_devices / devices
 
 

@@ -7,16 +7,18 @@ actions and the lengths of the stages are what it is for; the text says what tra
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from echelon.core.plan import Plan
 from echelon.core.units import decimal_bytes
 from echelon.cost.seconds.stages import imbalance, split_layers
 from echelon.cost.seconds.unit_times import UnitTimes, stage_durations
+from echelon.planner.report.printed_numbers import Identity, require_identities
 from echelon.planner.view.text_layout import WIDTH
-from echelon.schedule.action import Schedule
+from echelon.schedule.action import Action, ActionKind, Schedule
 from echelon.schedule.check import peak_in_flight_per_rank
 from echelon.schedule.draw import draw_timeline
 from echelon.schedule.from_plan import schedule_from_plan, stage_placement_from_plan
@@ -27,6 +29,7 @@ MOST_DRAWN_STAGES = 16  # stages
 MOST_DRAWN_MICROBATCHES = 16  # microbatches
 MOST_SIMULATED = 50_000  # actions
 MOST_SHOWN = 24  # stages
+_LEAST_WORK = 1e-4  # of the makespan of all ranks
 ENOUGH_FOR_EACH_RANK = 4
 """Microbatches for each pipeline rank from which on the bubble of 1F1B is small."""
 
@@ -97,12 +100,66 @@ def pipeline_json(plan: Plan, times: UnitTimes) -> dict[str, Any]:
             "W": list(durations.weight_gradient_s),
             "transfer": list(durations.transfer_s),
         },
-        "timing": None if timing is None else _timing_json(timing),
+        "timing": None if timing is None else _timing_json(timing, durations),
     }
 
 
-def _timing_json(timing: _Timing) -> dict[str, Any]:
-    return {
+def schedule_identities(
+    at: str, schedule: Schedule, numbers: Mapping[str, Any]
+) -> Iterator[Identity]:
+    """Yield counts of a schedule, each counted anew from its actions."""
+    place = {(a.stage, a.microbatch): r for r, row in enumerate(schedule.actions) for a in row}
+    crossed = sum(place.get((s + 1, m), rank) != rank for (s, m), rank in place.items())
+    by = "activations and gradients that leave a rank"
+    yield Identity(f"{at}num_messages", numbers["num_messages"], 2 * crossed, by)
+    by = "microbatches between F and the end of BW or W"
+    for key in ("peak_in_flight_of_rank", "peak_in_flight_per_rank"):
+        for rank, most in enumerate(numbers.get(key, ())):
+            held = _most_held(schedule.actions[rank])
+            yield Identity(f"{at}{key}[{rank}]", most, held, by)
+    for stage, most in enumerate(numbers.get("peak_in_flight_per_stage", ())):
+        rows = ([action for action in row if action.stage == stage] for row in schedule.actions)
+        name = f"{at}peak_in_flight_per_stage[{stage}]"
+        yield Identity(name, most, max(map(_most_held, rows)), by)
+
+
+def _most_held(actions: Sequence[Action]) -> int:
+    """Microbatches whose forward pass has begun and whose last backward action has not ended."""
+    begun = accumulate(action.kind is ActionKind.F for action in actions)
+    last = ActionKind.BW, ActionKind.W
+    ended = accumulate((action.kind in last for action in actions), initial=0)
+    return max(
+        (num_begun - num_ended for num_begun, num_ended in zip(begun, ended, strict=False)),
+        default=0,
+    )
+
+
+def simulation_identities(
+    at: str, schedule: Schedule, durations: Durations, simulation: Simulation
+) -> Iterator[Identity]:
+    """Yield the makespan and the bubble of a simulated schedule, from its events and actions."""
+    ends = [event.end for event in simulation.events if event.kind != "send"]
+    yield Identity(f"{at}makespan", simulation.makespan_s, max(ends), "the end of the last action")
+    kinds = {
+        "F": durations.forward_s,
+        "B": durations.input_gradient_s,
+        "W": durations.weight_gradient_s,
+        "BW": durations.backward_s,
+    }
+    actions = [action for row in schedule.actions for action in row]
+    work = sum(kinds[action.kind.value][action.stage] for action in actions)
+    makespans = len(schedule.actions) * max(ends)
+    idle = 1.0 - work / makespans if makespans else 0.0
+    by = "1 - work / (ranks x makespan)"
+    yield Identity(f"{at}bubble_fraction", simulation.bubble_fraction, idle, by)
+    # Of a long makespan, the ends of short actions are rounded.
+    if work > _LEAST_WORK * makespans:
+        over, by = makespans / work - 1.0, "ranks x makespan / work - 1"
+        yield Identity(f"{at}bubble_overhead", simulation.bubble_overhead, over, by)
+
+
+def _timing_json(timing: _Timing, durations: Durations) -> dict[str, Any]:
+    numbers = {
         "makespan_s": timing.sent.makespan_s,
         "bubble_fraction": timing.plain.bubble_fraction,
         "bubble_fraction_with_transfers": timing.sent.bubble_fraction,
@@ -110,6 +167,18 @@ def _timing_json(timing: _Timing) -> dict[str, Any]:
         "peak_in_flight_of_rank": list(peak_in_flight_per_rank(timing.schedule)),
         "num_messages": timing.num_messages,
     }
+    at, schedule = "pipeline.timing.", timing.schedule
+    require_identities(
+        (
+            *schedule_identities(at, schedule, numbers),
+            *simulation_identities(at, schedule, durations.without_transfers(), timing.plain),
+            *simulation_identities(f"{at}with_transfers.", schedule, durations, timing.sent),
+            *simulation_identities(
+                f"{at}equal_stages.", schedule, Durations.uniform(schedule.num_stages), timing.even
+            ),
+        )
+    )
+    return numbers
 
 
 def _timing(plan: Plan, times: UnitTimes) -> _Timing | None:

@@ -9,7 +9,7 @@ ProofFailed names each that differs. Tests have the class of every number of the
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import isclose, prod
 from typing import Any
@@ -50,7 +50,11 @@ def require_agreement(document: Mapping[str, Any]) -> None:
         for size in document["sizes"]:
             require_agreement({"search": size, _RECOMMENDED: size[_RECOMMENDED]})
         return
-    identities = _of_run(document) if "plan" in document else _of_search(document)
+    require_identities(_of_run(document) if "plan" in document else _of_search(document))
+
+
+def require_identities(identities: Iterable[Identity]) -> None:
+    """Raise ProofFailed with each identity that does not hold."""
     if wrong := [identity.problem() for identity in identities if not identity.holds]:
         raise ProofFailed(wrong)
 
@@ -126,6 +130,10 @@ def _of_row(at: str, row: Mapping[str, Any]) -> Iterator[Identity]:
         for name, size in row[sums].items():
             total = sum(term["bytes"] for term in row[terms] if term[key] == name)
             yield Identity(f"{at}.{sums}.{name}", size, total, _SUM)
+    for choice in filter(lambda choice: choice["chosen"], row["choices"]):
+        for key, terms in (("held_bytes", "held"), ("step_bytes", "held_in_a_step_at_most")):
+            total = sum(term["bytes"] for term in row[terms] if term["pool"] == "device")
+            yield Identity(f"{at}.choices.{choice['setting']}.{key}", choice[key], total, _SUM)
 
 
 def _of_terms(at: str, row: Mapping[str, Any]) -> Iterator[Identity]:
@@ -264,7 +272,7 @@ def _cells(section: Section) -> set[str]:
 def _shown(doc: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield the path of each number that a page has, its place there, and its text."""
     run = "plan" in doc
-    at, estimate = ("estimate", doc["estimate"]) if run else _first_of_search(doc)
+    at, estimate = ("estimate", doc["estimate"]) if run else first_of_search(doc)
     step, held = estimate["step_s"], estimate["held_bytes"]
     yield f"{at}.step_s", FACTS, f"{step:.4g} s"
     yield f"{at}.step_s", VERDICT, f"a step takes {step:.4g} s"
@@ -298,7 +306,8 @@ def _shown_of_run(doc: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield f"{at}.sent.{term['name']}", "messages", decimal_bytes(term["bytes"])
 
 
-def _first_of_search(doc: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+def first_of_search(doc: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """Return the path of the first plan of a search's document, and the plan."""
     if (recommended := doc.get(_RECOMMENDED)) is not None:
         return _RECOMMENDED, recommended
     return "search.plans[0]", doc["search"]["plans"][0]

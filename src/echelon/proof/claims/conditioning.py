@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rounding decides in float64, where a plan is off by more than is usual: two ways.
+"""What a rounding is worth in float64, where a plan is off by more than is usual.
 
 A narrow model of many blocks that an optimizer moves far in each step may enlarge an error a
 millionfold: a right plan, whose sums are added in another order, is then more than 1e-10 off. Where
@@ -13,14 +13,6 @@ alike.
 
 Whatever is off by more than MOST_OF_ROUNDING is no rounding, however ill-conditioned the model is:
 a plan with such an error is judged by the fixed tolerance.
-
-A product of 8-bit numbers has few digits, so that another number may lie in the very middle between
-two 8-bit numbers. Which of them it becomes is then a matter of the order in which sums were added
-up, and layouts differ in that. So where a comparison fails, the oracle is run again with one of its
-ties, within 1e-10, rounded to the other side, one after the other; a tie with which the first
-difference goes, or is less than half as large, stays so. What is compared in the end is as sharp as
-ever: the plan must be what one device computes, with these ties decided so. A difference that no
-tie explains stays.
 """
 
 from __future__ import annotations
@@ -31,11 +23,9 @@ from dataclasses import replace
 import torch
 
 from echelon.core.plan import Plan
-from echelon.proof.claims.claims import ClaimResult, first_failure, judge
-from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.claims.claims import ClaimResult
 from echelon.proof.claims.tolerance import run_errors
 from echelon.proof.evidence.evidence import FLOAT64_TOLERANCE, Tolerance, measured
-from echelon.proof.oracle.fp8 import Tie, TieNotes
 from echelon.proof.oracle.oracle import OracleStep, initial_parameters, run_oracle
 
 MOST_OF_ROUNDING = 1e-6
@@ -74,59 +64,3 @@ def _moved(plan: Plan, draw: int) -> dict[str, torch.Tensor]:
         places = torch.randint(-1, 2, value.shape, generator=generator, dtype=torch.float64)
         moved[name] = value.double() * (1.0 + unit * places)
     return moved
-
-
-MOST_TIES = 16
-"""Ties that are decided at most, and four times as many are tried for each: a plan with more is
-judged by what has been found."""
-
-Claims = tuple[ClaimResult, ...]
-
-
-def with_fp8_ties_of_ranks(evidence: PlanEvidence, results: Claims) -> tuple[PlanEvidence, Claims]:
-    """Return the evidence of a plan in float64 with ties decided as its ranks did, and claims."""
-    flipped: frozenset[Tie] = frozenset()
-    for _ in range(MOST_TIES):
-        failed = first_failure(results)
-        if failed is None or failed[1].allowed == 0.0:
-            break
-        notes = TieNotes(flipped)
-        _oracle(evidence, notes)
-        # The last ones before the difference are the likeliest to have made it.
-        near = [tie for tie in notes.found if tie[0] <= failed[1].step and tie not in flipped]
-        for tie in near[: -4 * MOST_TIES - 1 : -1]:
-            tried = replace(evidence, steps=_oracle(evidence, TieNotes(flipped | {tie})))
-            judged = judge(tried)
-            if _is_better(judged, results):
-                evidence, results, flipped = tried, judged, flipped | {tie}
-                break
-        else:
-            break
-    return evidence, results
-
-
-def _oracle(evidence: PlanEvidence, notes: TieNotes) -> tuple[OracleStep, ...]:
-    forced = [
-        {layer: (one.picked_BTK, one.kept_BTK) for layer, one in step.routed.items()}
-        for step in evidence.steps
-    ]
-    return run_oracle(evidence.reference_plan, len(evidence.steps), forced=forced, ties=notes)
-
-
-def _is_better(now: Claims, before: Claims) -> bool:
-    """Return whether the first difference has gone, or is less than half as large."""
-    first, other = first_failure(before), first_failure(now)
-    assert first is not None, "something is off"
-    if other is None:
-        return True
-    was, found = _place(before), _place(now)
-    return found > was or (found == was and other[1].error < first[1].error / 2)
-
-
-def _place(results: Claims) -> tuple[int, int, int]:
-    """Return where the first difference is: its step, its claim, and its place in the model."""
-    return min(
-        (failure.step, order, failure.position)
-        for order, result in enumerate(results)
-        for failure in result.failures
-    )

@@ -149,7 +149,7 @@ class RankReport:
 
 @dataclass(frozen=True, slots=True)
 class LateRank:
-    """Hold the races of a rank whose operations completed late, and how many there were."""
+    """The races of a rank whose operations completed late, and the number of these."""
 
     races: tuple[Race, ...]
     num_operations: int
@@ -157,7 +157,7 @@ class LateRank:
 
 @dataclass(frozen=True, slots=True)
 class LateCapture:
-    """Hold the races of all ranks, and the operations of each."""
+    """The races of all ranks, and the number of operations of each."""
 
     races: tuple[Race, ...]
     num_operations: tuple[int, ...]
@@ -176,13 +176,13 @@ class RankCapture:
     copied_initial: bool = False
     """Whether first weights were given and not drawn."""
     asked: AskedSharding | None = None
-    """What the configuration asks to share out."""
+    """Parts of the configuration that split the run."""
     passed: Passed = field(default_factory=Passed)
-    """What passed between modules."""
+    """Tensors that passed between modules."""
     reports: list[RankReport] = field(default_factory=list[RankReport])
-    """What each step returned."""
+    """The result of each step."""
     late: LateRank | None = None
-    """Races of operations that completed late; None where they completed as ever."""
+    """Races of operations that completed late; None without late completion."""
     pieces: list[CapturedPiece] = field(default_factory=list[CapturedPiece])
     """Parameters, gradients and optimizer state by time."""
 
@@ -220,7 +220,7 @@ class CapturedRun(ProgramRun[CapturedPiece]):
 
     @property
     def late(self) -> LateCapture | None:
-        """Return the races of all ranks; None where operations completed as ever."""
+        """Return the races of all ranks; None without late completion."""
         ranks = [capture.late for capture in self.captures if capture.late is not None]
         races = tuple(race for rank in ranks for race in rank.races)
         return LateCapture(races, tuple(r.num_operations for r in ranks)) if ranks else None

@@ -166,7 +166,7 @@ class CapturedEvidence(Evidence[ReferenceStep, CapturedRun]):
 
     @property
     def late(self) -> LateCapture | None:
-        """Return the races of a run with late completion; None where it was none."""
+        """Return the races of a run with late completion; None of another run."""
         return self.run.late
 
     @property

@@ -202,7 +202,7 @@ class ReferenceStep:
 
 
 ITS_INPUT = " (input)"
-"""After the name of a module: what enters it, where no watched module has made it."""
+"""After the name of a module: its input, if no watched module made it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,10 +244,10 @@ class CountedTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionArguments:
-    """Hold the arguments of a scaled dot-product attention inside of a module.
+    """Arguments of a scaled dot-product attention inside of a module.
 
-    `allowed` says which keys S each query T may meet: [T, S], or [B, 1 or H, T, S]. `scale` is what
-    scores are multiplied by.
+    `allowed` is true if query T may attend to key S: [T, S], or [B, 1 or H, T, S]. Scores are
+    multiplied by `scale`.
     """
 
     step: int

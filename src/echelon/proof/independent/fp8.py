@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """8-bit numbers by a table of all of them: the nearest entry, of two the one whose code is even.
 
+A number of float64 is rounded to float32 first: the order of its sums decides nothing.
+
 The tables are the definitions of e4m3 and e5m2: a code of exponent bits e and mantissa bits m is
 (1 + m / 8) 2^(e - 7), and m / 8 x 2^-6 where e is 0, the last code being no number; in e5m2
 (1 + m / 4) 2^(e - 15) and m / 4 x 2^-14, no numbers where all bits of e are set (Micikevicius et
@@ -82,9 +84,9 @@ class Fp8Rules:
 
     def rows(self, x_RC: torch.Tensor, name: str, table: torch.Tensor = TABLE) -> torch.Tensor:
         """Return rows in 8 bits that are the tensor `name`, or a part of it."""
-        for number in x_RC.abs().flatten().tolist():
-            # What is no number is not above anything, nor below it.
-            self.now[name] = max(self.now.get(name, 0.0), number if number >= 0 else math.inf)
+        if x_RC.numel():
+            largest = x_RC.abs().nan_to_num(nan=math.inf, posinf=math.inf).max().item()
+            self.now[name] = max(self.now.get(name, 0.0), largest)
         if not (self.whole and self.past):
             return nearest_rows(x_RC, self.block, table)
         return _nearest_of(x_RC, max(step.get(name, 0.0) for step in self.past), table)
@@ -164,7 +166,7 @@ def nearest_squares(x_RC: torch.Tensor, block: int) -> torch.Tensor:
 
 def _nearest_of(x_RC: torch.Tensor, largest: float, table: torch.Tensor) -> torch.Tensor:
     """Return a matrix in 8 bits by the scale that fits a number; what is larger is cut off."""
-    scale = _fitting(torch.tensor([[largest]], dtype=torch.float64), table)
+    scale = fitting(torch.tensor([[largest]], dtype=torch.float64), table)
     return _by_table(x_RC, scale, table)
 
 
@@ -172,11 +174,12 @@ def _nearest(tiles_RK: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Return tiles, one in each row, in 8 bits."""
     if not len(tiles_RK):
         return tiles_RK
-    scale = _fitting(tiles_RK.abs().max(dim=1, keepdim=True).values, table)
+    scale = fitting(tiles_RK.abs().max(dim=1, keepdim=True).values, table)
     return _by_table(tiles_RK, scale, table)
 
 
-def _fitting(largest: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+def fitting(largest: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Return the least powers of two that bring numbers into a table; 1 for zeros."""
     scale = torch.ones_like(largest)
     while bool((too_large := largest > table[-1] * scale).any()):
         scale = torch.where(too_large, 2 * scale, scale)
@@ -186,7 +189,7 @@ def _fitting(largest: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def _by_table(x_RC: torch.Tensor, scale: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    size = (x_RC / scale).abs()
+    size = (x_RC / scale).abs().float().double()
     above = torch.searchsorted(table, size.contiguous()).clamp(1, len(table) - 1)
     middle = (table[above - 1] + table[above]) / 2
     even = torch.where(above % 2 == 0, above, above - 1)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dense models as torchtitan and Megatron-core have them in a checkpoint, written down from theirs.
+"""Dense models in checkpoints of torchtitan and Megatron-core, written down from their sources.
 
 torchtitan's Llama 3 turns neighbours of a head: dims (2 i, 2 i + 1) are the pair that turns here
 with dims (i, i + half). Qwen 3, which has norms of heads, turns halves. Megatron-core's GPTModel
 stacks all layers in one tensor; `linear_qkv` has, for each key/value head, the rows of its query
-heads, then of the key, then of the value; `linear_fc1` has the gate before what it gates; and a
+heads, then of the key, then of the value; `linear_fc1` has the gate, then the up projection; and a
 norm belongs to the linear layer that reads it (Transformer Engine).
 
 Shape suffixes: L layers, R rows, D hidden.
@@ -24,10 +24,10 @@ _Tensors = Mapping[str, torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerLayout:
-    """Hold a layout of the weights of a dense decoder with RMSNorm."""
+    """A layout of the weights of a dense decoder with RMSNorm."""
 
     weights: Callable[[ModelShape, _Tensors], dict[str, torch.Tensor]]
-    """Weights by our names; KeyError or RuntimeError where the stored tensors do not fit."""
+    """Weights by our names; KeyError or RuntimeError if the stored tensors do not fit."""
 
     def has(self, model: ModelShape) -> bool:
         """True if the weights of a model can be read."""
@@ -103,6 +103,39 @@ def _megatron(model: ModelShape, tensors: _Tensors) -> dict[str, torch.Tensor]:
             weight = layer(f"self_attention.{norm}_layernorm.weight")
             weights[f"{block}attention.{norm}_norm.weight"] = weight
     return weights
+
+
+def joined_ranks(ranks: Mapping[tuple[int, int], _Tensors]) -> dict[str, torch.Tensor]:
+    """Return the tensors of Megatron-core of which each (stage, tensor rank) has a part."""
+    tensors: dict[str, list[torch.Tensor]] = {}
+    for stage in sorted({stage for stage, _ in ranks}):
+        parts = [ranks[place] for place in sorted(ranks) if place[0] == stage]
+        # Layers of a stage are numbered from 0.
+        for key in sorted(parts[0], key=_layer_of):
+            prefix, _, path = key.partition("layers.")
+            name = f"{prefix}layers.{path.partition('.')[2]}" if path else key
+            tensors.setdefault(name, []).append(_joined(key, [part[key] for part in parts]))
+    return {
+        key: torch.stack(found) if "layers." in key else found[0] for key, found in tensors.items()
+    }
+
+
+def _layer_of(key: str) -> int:
+    path = key.partition("layers.")[2]
+    return int(path.partition(".")[0]) if path else -1
+
+
+def _joined(key: str, parts: list[torch.Tensor]) -> torch.Tensor:
+    """Return a tensor of which each tensor rank has rows, columns, or all."""
+    if key.endswith(("linear_proj.weight", "linear_fc2.weight")):
+        return torch.cat(parts, dim=1)
+    if key.endswith("linear_fc1.weight"):
+        # Each rank has rows of the gate above the same rows of the up projection.
+        halves = [part.chunk(2) for part in parts]
+        return torch.cat([half[place] for place in range(2) for half in halves])
+    if key.endswith(("linear_qkv.weight", "word_embeddings.weight", "output_layer.weight")):
+        return torch.cat(parts)
+    return parts[0]
 
 
 LAYOUTS: Mapping[str, TrainerLayout] = {

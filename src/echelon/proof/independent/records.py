@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data of a run, read from its records by other code: tokens, answers, documents, both parts.
 
-Files come from `pyarrow`, `gzip` and `json`, ids from `tokenizers`, chats from the templates of
-`transformers`; nothing of the trainer is used. A source is one text: its documents one after the
-other, each with end-of-document behind it, or chats as their template writes them. The last part of
-it is held out: the cut is at the end of a document, the nearest one, unless that makes the part
-less than half or more than twice as large as wanted. Data that is prepared already is taken as it
-is, from the files that its index.json names.
+Files are read by `pyarrow`, `gzip` and `json`, text is encoded by `tokenizers`, chats are rendered
+by the templates of `transformers`; nothing of the trainer is used. A source is one text: its
+documents one after the other, each followed by end-of-document, or chats as their template writes
+them. Its last part is held out. The cut is at the nearest end of a document, unless that makes the
+part less than half or more than twice as large as wanted. Prepared data are read from the files
+that their index.json names.
 
-Of a source with more text the first `max_bytes` are read. What the records do not say comes from
-the index of the trainer: the token that ends a document, and the vocabulary of bpe-N.
+The first `max_bytes` of a source are read. The token that ends a document, and the vocabulary of
+bpe-N, come from the index of the trainer.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceText:
-    """Hold the tokens of one source, or of the part [start, stop) of them.
+    """The tokens of a source, or of its part [start, stop).
 
-    `ends` are the numbers of tokens up to the end of each document. `answers` says of each token of
-    chats whether a label counts where only answers do; text has none.
+    `ends` are the numbers of tokens up to the end of each document. `answers` is true for each
+    token of chats that is part of an answer; text has none.
     """
 
     tokens: Sequence[int]
@@ -69,6 +69,11 @@ class SourceText:
     def num_samples(self, length: int) -> int:
         """Samples of the part: each token but the first is the label of one position."""
         return -(-(self.num_tokens - 1) // length)
+
+    def documents(self) -> Iterator[int]:
+        """Tokens of each document, as the part cuts it."""
+        inside = self.ends[bisect_right(self.ends, self.start) : bisect_left(self.ends, self.stop)]
+        yield from (last - first for first, last in pairwise([self.start, *inside, self.stop]))
 
     def split(self, fraction: float) -> tuple[SourceText, SourceText]:
         """The training part, and the part of about `fraction` that is held out."""
@@ -100,7 +105,7 @@ class SourceText:
         )
 
     def _starts(self, inputs: Sequence[int], first: int, end: int) -> tuple[int, ...]:
-        """Where documents start in a row: behind those ends of text that no other end follows."""
+        """Starts of documents in a row: after each end of text that no other end follows."""
         if self.answers is not None:
             last = min(first + len(inputs), self.stop)
             inside = self.ends[bisect_right(self.ends, first) : bisect_left(self.ends, last)]
@@ -111,13 +116,14 @@ class SourceText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """Turn text into ids: bytes, or by a tokenizer.json of the `tokenizers` package."""
+    """Encoder of text: bytes, or a tokenizer.json of the `tokenizers` package."""
 
     file: Path | None
     end: int
+    piece_bytes: int
 
     def inner(self, *, spelled: bool) -> Any:
-        """The tokenizer; `spelled` reads special tokens where a text spells them."""
+        """The tokenizer; `spelled`: special tokens in a text become their ids."""
         package: Any = import_module("tokenizers")
         tokenizer = package.Tokenizer.from_file(str(self.file))
         tokenizer.no_padding()
@@ -125,13 +131,25 @@ class Tokens:
         tokenizer.encode_special_tokens = not spelled
         return tokenizer
 
-    def of(self, texts: Sequence[str]) -> Iterator[list[int]]:
-        """The ids of each text."""
+    def of(self, texts: Sequence[tuple[str, bool]]) -> Iterator[list[int]]:
+        """The ids of each text; a long one of a file of text is read in pieces."""
         if self.file is None:
-            yield from (list(text.encode()) for text in texts)
+            yield from (list(text.encode()) for text, _ in texts)
             return
         tokenizer = self.inner(spelled=False)
-        yield from (tokenizer.encode(text, add_special_tokens=False).ids for text in texts)
+        for text, is_file in texts:
+            pieces = self._pieces(text) if is_file else [text]
+            encoded = (tokenizer.encode(piece, add_special_tokens=False).ids for piece in pieces)
+            yield [token for ids in encoded for token in ids]
+
+    def _pieces(self, text: str) -> Iterator[str]:
+        """A text in pieces of `piece_bytes`, each with what is left of its last line."""
+        left = text.encode()
+        while left:
+            line = left.find(b"\n", self.piece_bytes)
+            end = len(left) if line < 0 or len(left) <= self.piece_bytes else line + 1
+            yield left[:end].decode()
+            left = left[end:]
 
 
 def read_source(name: str, tokens: Tokens, *, chats: bool, max_bytes: int) -> SourceText:
@@ -153,21 +171,24 @@ def read_source(name: str, tokens: Tokens, *, chats: bool, max_bytes: int) -> So
 
 
 def _texts(name: str, tokens: Tokens, max_bytes: int) -> Iterator[tuple[list[int], list[bool]]]:
-    texts: list[str] = []
-    for text in (text for file in files_of(name) for text in _documents(file) if text):
-        encoded = text.encode()
-        texts.append(encoded[:max_bytes].decode(errors="ignore"))
-        max_bytes -= len(encoded)
+    texts: list[tuple[str, bool]] = []
+    for file in files_of(name):
+        for text in filter(None, _documents(file)):
+            if max_bytes > 0:
+                encoded = text.encode()
+                cut = encoded[:max_bytes].decode(errors="ignore")
+                texts.append((cut, _kind(file) not in _RECORDS))
+                max_bytes -= len(encoded)
         if max_bytes <= 0:
             break
-    for ids in tokens.of([text for text in texts if text]):
+    for ids in tokens.of([pair for pair in texts if pair[0]]):
         yield [*ids, tokens.end], []
 
 
 def files_of(name: str) -> list[Path]:
-    """The files of a source, those of a folder by their paths; text next to records is none.
+    """The files of a source, in a folder by their paths; text next to records does not count.
 
-    A folder of `datasets` names its own. Of several splits the split "train" counts.
+    A folder of `datasets` lists its files. Of several splits the split "train" counts.
     """
     if name == "stdlib" and not Path(name).exists():
         return _standard_library()
@@ -339,14 +360,14 @@ class _Template:
 
 
 def _thinking(message: Record) -> Record:
-    """A message with what was thought under each name that templates have for it."""
+    """A message with its reasoning under each name that templates have for it."""
     thought = next((message[key] for key in _REASONING if message.get(key) is not None), None)
     named = {"reasoning_content": thought, "thinking": message.get("thinking", thought)}
     return message if thought is None else {**message, **named}
 
 
 class _Mapped(Sequence[Any]):
-    """Numbers of several files, one after the other, of which a slice is read when it is asked."""
+    """Numbers of several files, one after the other; slices are read when they are used."""
 
     def __init__(self, files: Sequence[Path], dtype: str) -> None:
         self._parts = [np.memmap(file, dtype=dtype, mode="r") for file in files]

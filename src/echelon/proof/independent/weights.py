@@ -3,9 +3,8 @@
 
 A matrix is [out, in]. First values are normal with the model's standard deviation; those of the
 matrices that write to the residual stream (`o`, `down`) have it divided by sqrt(2 x blocks) (GPT-2,
-2019, section 2.3); norms begin with 1, biases with 0, or
-uniform within a spread around it. The value at an index is that of the key
-("parameter", seed, name), rounded to float32.
+2019, section 2.3); norms begin with 1, biases with 0, or uniform within a spread around it. The
+value at an index is drawn by the key ("parameter", seed, name), rounded to float32.
 
 Over adapters (Hu et al., "LoRA", 2021) all of this is frozen. A layer with one has two matrices
 more: A, [rank, in], uniform within 1 / sqrt(in), and B, [out, rank], which begins with 0.

@@ -18,10 +18,9 @@ compute with (`parallel/kernels/fp8.py`). In the precision of a plan the loss is
 factor in each run (`proof/claims/tolerance.py`); the gradient is rounded as if it were not, so that
 what runs differ by is the rounding of the precision, as a plan's is.
 
-Products of 8-bit numbers have few digits, so that a number may lie in the very middle between two
-8-bit numbers, but for the order in which a sum was added up. Whoever
-adds otherwise may round to the other side. Ties are noted, and any of them can be rounded to its
-other side, as ranks may have done (`proof/claims/tolerance.py`).
+Products of 8-bit numbers have few digits: a number may lie in the very middle between two 8-bit
+numbers, but for the order in which a sum was added up. Float64 is rounded to float32 first, where
+that order leaves no trace.
 
 Of weights that are gathered as int8 a block is so many neighbours of a row. Its step is its largest
 number over 127, and each number becomes the nearest multiple of the step, of two the even one; a
@@ -36,7 +35,7 @@ Shape suffixes: R rows, C columns, N tokens, I inputs, O outputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,37 +65,6 @@ WHOLE = ("q_down", "kv_down")
 """Layers that lead down to the narrow vectors of latent attention multiply as ever."""
 
 
-NEAR = 1e-10
-"""How near to a tie, relative to itself, a number may be one but for the order of float64 sums."""
-
-Tie = tuple[int, int, int]
-"""A step, which of its roundings of a matrix, and which number of that."""
-
-
-@dataclass(slots=True)
-class TieNotes:
-    """Say which ties are rounded to the other side than the even one; note all that there are."""
-
-    flipped: Set[Tie] = frozenset()
-    found: list[Tie] = field(default_factory=list[Tie])
-    step: int = 0
-    _matrices: int = 0
-
-    def start_step(self, step: int) -> None:
-        """Count the roundings of a step."""
-        self.step, self._matrices = step, 0
-
-    def flips(self, is_tie: torch.Tensor) -> torch.Tensor:
-        """Note the ties of the next matrix; return which of its numbers are flipped."""
-        number, self._matrices = self._matrices, self._matrices + 1
-        flips = torch.zeros(is_tie.numel(), dtype=torch.bool)
-        for place in is_tie.reshape(-1).nonzero().flatten().tolist():
-            tie = self.step, number, place
-            self.found.append(tie)
-            flips[place] = tie in self.flipped
-        return flips.view(is_tie.shape)
-
-
 @dataclass(frozen=True, slots=True)
 class TensorMaxima:
     """Hold the largest numbers of the inputs and the gradients of groups of layers, by step."""
@@ -115,13 +83,12 @@ class TensorMaxima:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fp8Rounding:
-    """Say what the loss is multiplied by, what becomes of ties, and what scales look back on.
+    """Say what the loss is multiplied by, and what scales look back on.
 
     In `found` it notes the largest numbers of this step.
     """
 
     factor: float = 1.0
-    ties: TieNotes | None = None
     maxima: TensorMaxima = field(default_factory=TensorMaxima)
     found: dict[str, float] = field(default_factory=dict[str, float])
 
@@ -136,7 +103,6 @@ def rounded_to_fp8(
     block: int,
     *,
     square: bool = False,
-    ties: TieNotes | None = None,
     form: Format = E4M3,
 ) -> torch.Tensor:
     """Return what a matrix is in 8 bits, in at least float32."""
@@ -144,35 +110,26 @@ def rounded_to_fp8(
     height = block if square else 1
     tiles = x_RC.unflatten(1, (-1, block)).unflatten(0, (-1, height))
     largest = tiles.abs().amax((1, 3), keepdim=True)
-    rounded = _rounded(tiles, _scale(largest, form), form, ties)
+    rounded = _rounded(tiles, _scale(largest, form), form)
     return rounded.flatten(2, 3).flatten(0, 1)
 
 
-def rounded_whole(
-    x_RC: torch.Tensor, most: float, *, ties: TieNotes | None = None, form: Format = E4M3
-) -> torch.Tensor:
+def rounded_whole(x_RC: torch.Tensor, most: float, *, form: Format = E4M3) -> torch.Tensor:
     """Return what a matrix is in 8 bits by the scale of a tensor whose largest number is `most`."""
     x_RC = widened(x_RC)
-    return _rounded(x_RC, _scale(torch.tensor(most, dtype=x_RC.dtype), form), form, ties)
+    return _rounded(x_RC, _scale(torch.tensor(most, dtype=x_RC.dtype), form), form)
 
 
-def _rounded(
-    x: torch.Tensor, scale: torch.Tensor, form: Format, ties: TieNotes | None
-) -> torch.Tensor:
+def _rounded(x: torch.Tensor, scale: torch.Tensor, form: Format) -> torch.Tensor:
     # Only a scale of steps before can leave numbers beyond the largest, and infinite ones are none.
     fitted = torch.where(torch.isinf(x), torch.nan, x / scale).clamp(-form.largest, form.largest)
+    fitted = fitted.float().to(x.dtype)
     # The exponent of a number, no less than the least that the format has.
     exponent = torch.floor(torch.log2(fitted.abs().clamp(min=2.0**form.least_exponent)))
     # The logarithm of a number just below a power of two may come out as that power's.
     exponent = torch.where(torch.exp2(exponent) > fitted.abs(), exponent - 1, exponent)
     step = torch.exp2(exponent.clamp(min=form.least_exponent) - form.digits)
-    steps = fitted / step
-    nearest = torch.round(steps)
-    if ties is not None:
-        is_tie = (steps.abs() % 1 - 0.5).abs() <= NEAR * steps.abs()
-        other = torch.floor(steps) + torch.ceil(steps) - nearest
-        nearest = torch.where(ties.flips(is_tie), other, nearest)
-    return nearest * step * scale
+    return torch.round(fitted / step) * step * scale
 
 
 def _scale(largest: torch.Tensor, form: Format) -> torch.Tensor:
@@ -209,16 +166,15 @@ class _Casts:
         return self._rows(unscaled_NO, name, form) * self.rounding.factor
 
     def weight(self, weight_OI: torch.Tensor) -> torch.Tensor:
-        ties = self.rounding.ties
         if self._by_group:
-            return rounded_whole(weight_OI, self.weights[self.group], ties=ties)
-        return rounded_to_fp8(weight_OI, self.precision.fp8_block, square=True, ties=ties)
+            return rounded_whole(weight_OI, self.weights[self.group])
+        return rounded_to_fp8(weight_OI, self.precision.fp8_block, square=True)
 
     def _rows(self, x: torch.Tensor, name: str, form: Format) -> torch.Tensor:
         rounding = self.rounding
         if self._by_group:
-            return rounded_whole(x, rounding.maxima.of(name), ties=rounding.ties, form=form)
-        return rounded_to_fp8(x, self.precision.fp8_block, ties=rounding.ties, form=form)
+            return rounded_whole(x, rounding.maxima.of(name), form=form)
+        return rounded_to_fp8(x, self.precision.fp8_block, form=form)
 
 
 class _Fp8Product(torch.autograd.Function):

@@ -34,7 +34,6 @@ from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.fp8 import (
     Fp8Rounding,
     TensorMaxima,
-    TieNotes,
     as_gathered,
     multiply_in_fp8,
 )
@@ -114,16 +113,14 @@ def run_oracle(
     factor: float = 1.0,
     forced: Sequence[ForcedRouting] | None = None,
     initial: Mapping[str, torch.Tensor] | None = None,
-    ties: TieNotes | None = None,
 ) -> tuple[OracleStep, ...]:
     """Return the steps of `plan` on one device, in the plan's own precision.
 
     The loss is multiplied by `factor` before backward, and gradients are divided by it: the same
     numbers, but for how they are rounded. Tokens go to the experts that are `forced`, by step, if
-    they are. It begins with other values than the plan's where `initial` has them. `ties` says
-    whither numbers are rounded that lie in the middle of two 8-bit numbers.
+    they are. It begins with other values than the plan's where `initial` has them.
     """
-    run = OracleRun(plan, factor=factor, initial=initial, ties=ties)
+    run = OracleRun(plan, factor=factor, initial=initial)
     return tuple(run.step(step, forced[step] if forced else None) for step in range(num_steps))
 
 
@@ -136,7 +133,6 @@ class OracleRun:
         *,
         factor: float = 1.0,
         initial: Mapping[str, torch.Tensor] | None = None,
-        ties: TieNotes | None = None,
     ) -> None:
         """Begin as `run_oracle` says."""
         precision = plan.mathematics.precision
@@ -145,7 +141,7 @@ class OracleRun:
         self.plan = plan
         self.values = {name: value.to(master) for name, value in first.items()}
         """What the optimizer keeps; somebody may change it between two steps."""
-        self._factor, self._ties = factor, ties
+        self._factor = factor
         self._states = {name: OptimizerState() for name in self.values}
         self._scale = OracleLossScale.start(precision)
         self._routing = RoutingState.start(plan, TORCH_DTYPES[precision.parameters])
@@ -153,8 +149,6 @@ class OracleRun:
 
     def step(self, step: int, forced: ForcedRouting | None = None) -> OracleStep:
         """Return the next step; its tokens go where they are `forced` to, if they are."""
-        if self._ties is not None:
-            self._ties.start_step(step)
         before = _StepStart(
             step,
             self.values,
@@ -163,7 +157,6 @@ class OracleRun:
             self._routing,
             self._maxima,
             forced,
-            self._ties,
         )
         found = _step(self.plan, before, self._factor)
         self._routing, self._maxima = found.routing_after, found.fp8_maxima_after
@@ -286,7 +279,6 @@ class _StepStart:
     routing: RoutingState
     maxima: TensorMaxima
     forced: ForcedRouting | None
-    ties: TieNotes | None = None
 
 
 def _microbatch_losses(
@@ -310,7 +302,7 @@ def _step(plan: Plan, before: _StepStart, factor: float) -> OracleStep:
     step, values, states = before.step, before.values, before.states
     optimizer, precision = plan.mathematics.optimizer, plan.mathematics.precision
     # Gradients are multiplied by the loss scale on ranks, too, before they are rounded.
-    rounding = Fp8Rounding(factor=factor, ties=before.ties, maxima=before.maxima)
+    rounding = Fp8Rounding(factor=factor, maxima=before.maxima)
     model = build_decoder(
         plan, values, routing=before.routing, forced=before.forced, rounding=rounding
     )

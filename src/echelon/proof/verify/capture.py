@@ -134,7 +134,7 @@ class _Watched:
         self._late = late
 
     def late_steps(self) -> AbstractContextManager[None]:
-        """Watch operations that complete late, where they do."""
+        """Watch operations that complete late, if any."""
         return nullcontext() if self._late is None else self._late.watching()
 
     def _looking(self, *, results: bool = False) -> AbstractContextManager[None]:
@@ -222,10 +222,10 @@ def _name_of(program: Program, tensor: torch.Tensor) -> str:
     storage = tensor.untyped_storage().data_ptr()
     for parameter in program.parameters():
         held = {"": parameter.parameter, "gradient of ": parameter.parameter.grad}
-        for what, value in held.items():
+        for kind, value in held.items():
             plain = type(value) in (torch.Tensor, torch.nn.Parameter)
             if plain and value.untyped_storage().data_ptr() == storage:
-                return f"{what}{parameter.name}"
+                return f"{kind}{parameter.name}"
     return str(list(tensor.shape))
 
 

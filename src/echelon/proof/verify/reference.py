@@ -130,7 +130,7 @@ def _step(
         addends = [] if watch is None else _addends(loss.grad_fn)
         (loss * factor).backward(retain_graph=len(addends) > 1)
     gradients = _gradients(names, factor)
-    terms = tuple(_of_term(loss, one, addends, names) for one in addends)
+    terms = tuple(_of_term(loss, addend, addends, names) for addend in addends)
     norm = math.sqrt(sum(float(one.double().square().sum()) for one in gradients.values()))
     scale = 1.0
     if made.clip_norm is not None:
@@ -170,39 +170,42 @@ _MOST_TERMS = 16
 
 
 def _addends(node: Any) -> list[Any]:
-    """Return the nodes of autograd whose sum a loss is, times numbers; nothing for no sum."""
-    found = _terms_of(node)
-    return found if 1 < len(found) <= _MOST_TERMS and len({*found}) == len(found) else []
+    """Return the nodes of autograd that a loss adds up, times numbers; none if it is no sum."""
+    terms = _terms_of(node)
+    return terms if 1 < len(terms) <= _MOST_TERMS and len({*terms}) == len(terms) else []
 
 
 def _terms_of(node: Any) -> list[Any]:
-    behind = [one for one, _ in node.next_functions if one is not None]
+    inputs = [function for function, _ in node.next_functions if function is not None]
     kind = type(node).__name__.removesuffix("0")
-    if kind in ("AddBackward", "SubBackward", "StackBackward") and len(behind) > 1:
-        return [term for one in behind for term in _terms_of(one)]
-    if kind in _ONE_TERM and len(behind) == 1 and behind[0].next_functions:
-        inner = _terms_of(behind[0])
+    if kind in ("AddBackward", "SubBackward", "StackBackward") and len(inputs) > 1:
+        return [term for function in inputs for term in _terms_of(function)]
+    if kind in _ONE_TERM and len(inputs) == 1 and inputs[0].next_functions:
+        inner = _terms_of(inputs[0])
         return inner if len(inner) > 1 else [node]
     return [node]
 
 
 _ONE_TERM = ("AddBackward", "SubBackward", "MulBackward", "DivBackward", "SumBackward")
-"""Nodes behind which a sum may be: it is multiplied, or added to what has no gradient."""
+"""Nodes whose input may be a sum: they multiply it, or add a number without gradient."""
 
 
 def _of_term(
     loss: torch.Tensor, term: Any, terms: Sequence[Any], names: Mapping[str, nn.Parameter]
 ) -> Tensors:
-    """Return the gradient of one term: none comes to the others."""
-    others = [one for one in terms if one is not term]
-    handles = [one.register_prehook(lambda given: tuple(g * 0 for g in given)) for one in others]
+    """Return the gradient of a term: the gradients of all other terms are set to 0."""
+    handles = [
+        other.register_prehook(lambda given: tuple(g * 0 for g in given))
+        for other in terms
+        if other is not term
+    ]
     trained = {name: p for name, p in names.items() if p.requires_grad}
     given = torch.autograd.grad(
         loss, list(trained.values()), retain_graph=True, allow_unused=True, materialize_grads=True
     )
     for handle in handles:
         handle.remove()
-    return {name: one.detach().cpu() for name, one in zip(trained, given, strict=True)}
+    return {name: grad.detach().cpu() for name, grad in zip(trained, given, strict=True)}
 
 
 def _parts(

@@ -134,20 +134,20 @@ class PassingWatch:
         plain: Callable[..., torch.Tensor],
         look: Callable[[tuple[Any, ...], dict[str, Any]], None],
     ) -> Callable[..., torch.Tensor]:
-        def watched(*args: Any, **more: Any) -> torch.Tensor:
+        def watched(*args: Any, **kwargs: Any) -> torch.Tensor:
             if _is_first_pass():
-                look(args, more)
-            return plain(*args, **more)
+                look(args, kwargs)
+            return plain(*args, **kwargs)
 
         return watched
 
-    def _attend(self, args: tuple[Any, ...], more: dict[str, Any]) -> None:
+    def _attend(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         keys = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-        given = {**dict(zip(keys, args, strict=False)), **more}
+        given = {**dict(zip(keys, args, strict=False)), **kwargs}
         tensors = [given.get(key) for key in ("query", "key", "value")]
-        if any(not torch.is_tensor(one) or one.dim() != 4 for one in tensors):
+        if any(not torch.is_tensor(tensor) or tensor.dim() != 4 for tensor in tensors):
             return
-        q, k, v = (_local(one) for one in tensors if one is not None)
+        q, k, v = (_local(tensor) for tensor in tensors if tensor is not None)
         mask, step, name = given.get("attn_mask"), self._step(), [self._ended, *self._inside][-1]
         allowed = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device)
         if mask is not None:
@@ -170,9 +170,9 @@ class PassingWatch:
                 )
             )
 
-    def _count(self, args: tuple[Any, ...], more: dict[str, Any]) -> None:
-        logits = args[0] if args else more.get("input")
-        labels = args[1] if len(args) > 1 else more.get("target")
+    def _count(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        logits = args[0] if args else kwargs.get("input")
+        labels = args[1] if len(args) > 1 else kwargs.get("target")
         # Probabilities as targets are not counted.
         if not torch.is_tensor(logits) or not torch.is_tensor(labels) or labels.is_floating_point():
             return
@@ -189,14 +189,14 @@ class PassingWatch:
                 step=self._step(),
                 labels_n=labels.detach().reshape(-1).cpu().clone(),
                 num_classes=int(logits.shape[classes]),
-                ignored=int(more.get("ignore_index", -100)),
+                ignored=int(kwargs.get("ignore_index", -100)),
                 logits_nV=None if whole is None else whole.cpu().clone(),
             )
         )
 
 
 def _is_first_pass() -> bool:
-    """Return False for what is compiled, which has no hooks of ours, and for a recomputed pass."""
+    """False for compiled code, which has no hooks of ours, and for a recomputed pass."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == -1
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The texts of a whole run, and the run on one device: steps over samples, validation, text.
+"""The texts of a whole run, the run on one device, and judgements that all runs share.
 
-Documents are made up, of lengths at which every rule of the trainer's data is met. An epoch ends
+Documents are made up, of lengths that take every rule of the trainer's data. An epoch ends
 inside of the second step, and the last sample of either part is not full. A document ends where the
 held-out part begins, so there is one place where a trainer may cut. The first sample of either part
 has two ends of documents in a row and a third as its last token, and the next sample begins with an
@@ -23,6 +23,9 @@ from typing import Any
 import torch
 
 from echelon.core.plan import Plan
+from echelon.proof.causes.finding import Diagnosis, ProofFinding
+from echelon.proof.claims.checks import Check, exact_check
+from echelon.proof.claims.claims import ClaimResult, first_failure
 from echelon.proof.independent.decoder import token_losses
 from echelon.proof.independent.fp8 import Fp8Rules
 from echelon.proof.independent.mixture import RouterState, first_state
@@ -36,6 +39,7 @@ from echelon.proof.independent.training import (
 )
 from echelon.proof.independent.weights import has_experts
 from echelon.proof.subject import ProofBatch
+from echelon.proof.verdict import ProofPass
 
 _NO_LABEL = -100  # the label of a position that takes no part in the loss
 
@@ -183,14 +187,41 @@ def text_run(
 
 
 def events_of_runs(folder: Path, num_runs: int, num_ranks: int) -> list[list[list[dict[str, Any]]]]:
-    """Return the events that each rank of each run of a trainer has written into a folder."""
-    return [
-        [
-            json.loads((folder / f"run-{run}-rank-{rank:04d}.json").read_text(encoding="utf-8"))
-            for rank in range(num_ranks)
-        ]
-        for run in range(num_runs)
-    ]
+    """Return the events of each rank of each run of a trainer, from the files of a folder.
+
+    A rank without a file was lost with another rank, and has no events.
+    """
+
+    def events(run: int, rank: int) -> list[dict[str, Any]]:
+        file = folder / f"run-{run}-rank-{rank:04d}.json"
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+
+    return [[events(run, rank) for rank in range(num_ranks)] for run in range(num_runs)]
+
+
+def equal_check(step: int, subject: str, value: Any, right: Any, position: int = 0) -> Check:
+    """Compare two values exactly, NaN with NaN."""
+    differs = value != right and f"{value}" != f"{right}"
+    problem = f"{_short(value)} instead of {_short(right)}" * differs
+    return exact_check(step, subject, problem, position)
+
+
+def _short(value: Any) -> str:
+    text = "nothing" if value is None else f"{value}"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def pass_of(
+    precision: str, claims: tuple[ClaimResult, ...], when: str = "in step {}", note: str = ""
+) -> ProofPass:
+    """Return the pass of a run's claims; the first failure, `when` it is, is its diagnosis."""
+    first, diagnosis = first_failure(claims), None
+    if first is not None:
+        claim, failure = first
+        says = f"{when.format(failure.step)}: {failure.detail or f'off by {failure.error:.2g}'}"
+        finding = ProofFinding("", says, residual=failure.error)
+        diagnosis = Diagnosis.of(claim, failure, finding, claim.statement)
+    return ProofPass(precision=precision, claims=claims, diagnosis=diagnosis, note=note)
 
 
 def logits_of(run: SequenceRun) -> torch.Tensor:
@@ -243,11 +274,14 @@ class RunTexts:
         """Return the token ids that are held out."""
         return _tokens(self.validation)
 
-    @property
-    def validation_fraction(self) -> float:
-        """Return the share of tokens that is held out."""
+    def argument(self, folder: str) -> dict[str, Any]:
+        """Return the entries about data of the argument of a trainer's function."""
         held_out = len(self.validation_tokens)
-        return held_out / (held_out + len(self.training_tokens))
+        return {
+            "folder": folder,
+            "texts": [*self.training, *self.validation],
+            "validation_fraction": held_out / (held_out + len(self.training_tokens)),
+        }
 
 
 def texts_for(plan: Plan) -> RunTexts:

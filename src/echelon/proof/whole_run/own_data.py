@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data of a run as its `[data]` says it: what the trainer reads, and what its records say.
+"""The data of a run as its `[data]` says it: rows of the trainer, compared with its records.
 
 The trainer's loop delivers some batches on one rank (`training/delivered.py`), each source cut to
 its first megabyte, phases of a mixture to two steps. The independent reader has the same rows from
 the records (`proof/independent/records.py`) in the order of `proof/independent/samples.py`. Tokens,
-labels, answers, documents, and the sizes of both parts must be equal. Data that is not on this
-machine is said to be unproven.
+labels, answers, documents, and the sizes of both parts must be equal. Data on another machine is
+reported as not proven.
 """
 
 from __future__ import annotations
@@ -16,24 +16,29 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+from zlib import crc32
+
+import numpy as np
 
 from echelon.config.job import DataSettings
 from echelon.core.messages.notes import PROGRESS
+from echelon.core.piece_sizes import PROOF_PIECES
 from echelon.core.plan import Plan
 from echelon.core.rulebook.prove import PROVE_DATA
 from echelon.core.serialize import to_json
 from echelon.core.settings.list_types import phases_of, sources_of
 from echelon.layout.islands import without_losses
-from echelon.proof.causes.finding import Diagnosis, ProofFinding
 from echelon.proof.claims.checks import Check, exact_check
-from echelon.proof.claims.claims import ClaimResult, first_failure, judged
+from echelon.proof.claims.claims import judged
 from echelon.proof.independent.records import SourceText, Tokens, read_source
 from echelon.proof.independent.samples import ReadRow, Source, mixed_samples, samples_of_step
 from echelon.proof.replays.runs import RankRunner
 from echelon.proof.shrink import shrink
 from echelon.proof.verdict import ProofPass
+from echelon.proof.whole_run.one_device import pass_of
 
 DELIVER = "echelon.training.delivered:deliver"
 """The function of the trainer that a rank calls."""
@@ -42,18 +47,21 @@ MAX_BYTES = 2**20
 _PHASE_STEPS = 2  # steps of each phase of a mixture
 _SEARCHED = 4 * MAX_BYTES
 """Tokens of a part in which the tokens of a wrong row are looked for."""
+_STRETCH = 1000
+"""Tokens of a part that are compared together; no size of a file is a multiple of it."""
 _LEAST_HELD_OUT = 0.01  # of a source: a run may hold out less than a megabyte has
-_PARTS, _TRAINING, _VALIDATION = (
+_PARTS, _TRAINING, _VALIDATION, _TEXTS = (
     "tokens of each source, and of its held-out part",
     "rows that training reads: samples, tokens, labels, documents",
     "rows that validation reads",
+    "documents and tokens of both parts, from end to end",
 )
 
 
 def data_pass(
     plan: Plan, data: DataSettings, *, run_ranks: RankRunner, deliver: str = DELIVER
 ) -> ProofPass:
-    """Prove the data of a run: a pass without claims, and the reason, if they are not here."""
+    """Prove the data of a run; if it is not here, return a pass without claims, and the reason."""
     if reason := why_not_here(data):
         note = f"data not found here: not proven ({reason})"
         return ProofPass(precision="tokens", claims=(), diagnosis=None, note=note)
@@ -66,6 +74,8 @@ def data_pass(
             "data": to_json(excerpt),
             "length": plan.mathematics.sequence_length,
             "max_bytes": MAX_BYTES,
+            "most_tokens": _SEARCHED,
+            "stretch": _STRETCH,
         }
         run_ranks(deliver, argument, 1, labels=[""])
         delivered = json.loads((Path(folder) / "delivered.json").read_text(encoding="utf-8"))
@@ -74,10 +84,11 @@ def data_pass(
             judged(PROVE_DATA, _PARTS, list(run.part_checks())),
             judged(PROVE_DATA, _TRAINING, list(run.training_checks())),
             judged(PROVE_DATA, _VALIDATION, list(run.validation_checks())),
+            judged(PROVE_DATA, _TEXTS, list(run.text_checks())),
         )
     names = ", ".join(run.names)
     note = f"{names}: sequences of {run.length} tokens, from the first {MAX_BYTES:,} bytes"
-    return ProofPass(precision="tokens", claims=claims, diagnosis=_diagnosis(claims), note=note)
+    return pass_of("tokens", claims, note=note)
 
 
 def why_not_here(data: DataSettings) -> str:
@@ -110,7 +121,7 @@ def excerpted(data: DataSettings) -> DataSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnData:
-    """Hold what the trainer delivered, and the records of the same data."""
+    """The rows that the trainer delivered, and the records of the same data."""
 
     plan: Plan
     data: DataSettings
@@ -135,7 +146,8 @@ class OwnData:
         if own is not None and self.data.tokenizer.startswith("bpe-"):
             tokenizer = own  # it was trained on these texts
         file = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
-        tokens = Tokens(file=None if own is None else file, end=end)
+        piece = PROOF_PIECES.text_bytes
+        tokens = Tokens(file=None if own is None else file, end=end, piece_bytes=piece)
         return [read_source(name, tokens, chats=chats, max_bytes=MAX_BYTES) for name in self.names]
 
     @cached_property
@@ -149,12 +161,24 @@ class OwnData:
 
     def part_checks(self) -> Iterator[Check]:
         """Compare the sizes of both parts of each source."""
+        for part, given, text, position in self._each_part():
+            size, right = given["num_tokens"], text.num_tokens
+            problem = f"{size:,} tokens instead of {right:,}" * (size != right)
+            if problem and (wrong := _wrong_document(given["documents"], text)):
+                problem += f": {wrong}"
+            yield exact_check(0, part, problem, position)
+
+    def text_checks(self) -> Iterator[Check]:
+        """Compare the documents and tokens of both parts of each source."""
+        for part, given, text, position in self._each_part():
+            wrong = _wrong_document(given["documents"], text)
+            yield exact_check(0, part, wrong or _wrong_stretch(given["sums"], text), position)
+
+    def _each_part(self) -> Iterator[tuple[str, Mapping[str, Any], SourceText, int]]:
         kinds = zip(("training", "validation"), self.parts, self.delivered["parts"], strict=True)
-        for position, (kind, right, sizes) in enumerate(kinds):
-            for name, text, size in zip(self.names, right, sizes, strict=True):
-                problem = f"{size} tokens instead of {text.num_tokens}"
-                problem *= size != text.num_tokens
-                yield exact_check(0, f"{kind} part of {name}", problem, position)
+        for position, (kind, right, delivered) in enumerate(kinds):
+            for name, text, given in zip(self.names, right, delivered, strict=True):
+                yield f"{kind} part of {name}", given, text, position
 
     def training_checks(self) -> Iterator[Check]:
         """Compare the rows of each step, and the tokens that count in it."""
@@ -193,7 +217,7 @@ class OwnData:
         return list(mixed_samples(seed, num_steps, size, sources, phases))
 
     def _source(self, part: int, sample: int) -> tuple[int, int]:
-        """The source of a sample, and its number there; the last one of those behind the end."""
+        """The source of a sample, and its number there; the last source for samples past it."""
         for source, text in enumerate(self.parts[part][:-1]):
             count = text.num_samples(self.length)
             if sample < count:
@@ -223,7 +247,7 @@ class OwnData:
     def _problem(
         self, part: int, row: Mapping[str, Any], wanted: ReadRow, *, separate: bool
     ) -> str:
-        """What is wrong with a row; empty if nothing is."""
+        """The mistake of a row; empty without one."""
         if row["tokens"] != wanted.tokens:
             return self._wrong_tokens(part, row["tokens"], wanted)
         if row["labels"] != wanted.labels:
@@ -235,14 +259,14 @@ class OwnData:
         return ""
 
     def _wrong_tokens(self, part: int, tokens: Sequence[int], wanted: ReadRow) -> str:
-        """Say where the tokens of a row come from, or which of them is the first that is wrong."""
+        """Name the source of the wrong tokens of a row, or the first wrong token."""
         for place, name in enumerate(self.names):
             for kind, texts in (("training", self.parts[0]), ("held-out", self.parts[1])):
                 start = _start_of(tokens, texts[place])
                 if start is None:
                     continue
-                sample, rest = divmod(start, self.length)
-                if rest == 0:
+                sample, inside = divmod(start, self.length)
+                if inside == 0:
                     return f"it is sample {sample} of the {kind} part of {name}"
                 own, first = self._source(part, wanted.sample)
                 late = start - first * self.length
@@ -253,6 +277,25 @@ class OwnData:
         pairs = enumerate(zip(tokens, wanted.tokens, strict=False))
         position, (wrong, right) = next((p, pair) for p, pair in pairs if pair[0] != pair[1])
         return f"token {position} is {wrong} instead of {right}"
+
+
+def _wrong_document(lengths: Sequence[int] | None, text: SourceText) -> str:
+    """The first document of a part with other tokens than its record; empty without one."""
+    pairs = zip_longest(lengths or (), text.documents() if lengths else (), fillvalue=0)
+    wrong = ((n, *pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
+    texts = (f"document {n} has {size:,} tokens instead of {right:,}" for n, size, right in wrong)
+    return next(texts, "")
+
+
+def _wrong_stretch(sums: Sequence[int], text: SourceText) -> str:
+    """The first stretch of a part with other tokens than its records; empty without one."""
+    for number, given in enumerate(sums):
+        first = text.start + number * _STRETCH
+        tokens = np.asarray(text.tokens[first : min(first + _STRETCH, text.stop)], dtype="<u4")
+        if crc32(tokens.tobytes()) != given:
+            first -= text.start
+            return f"tokens {first:,} to {first + len(tokens) - 1:,} are others"
+    return ""
 
 
 def _start_of(tokens: Sequence[int], text: SourceText) -> int | None:
@@ -284,12 +327,3 @@ def _wrong_labels(rows: Sequence[int], right: Sequence[int]) -> str:
         )
     position = next(p for p, pair in enumerate(zip(rows, right, strict=True)) if pair[0] != pair[1])
     return f"label {position} is {rows[position]} instead of {right[position]}"
-
-
-def _diagnosis(claims: Sequence[ClaimResult]) -> Diagnosis | None:
-    first = first_failure(claims)
-    if first is None:
-        return None
-    claim, failure = first
-    finding = ProofFinding("", f"in step {failure.step}: {failure.detail}")
-    return Diagnosis.of(claim, failure, finding, claim.statement)

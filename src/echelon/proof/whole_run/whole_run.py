@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the trainer as a user does, in small, and compare every number that it says with one device.
 
-The trainer reads prepared data from files, validates, saves in the middle and at the end; another
-layout resumes from the middle and goes on to the same end; its last checkpoint is read on one
-device, which writes a few tokens, and may be written in the formats of other tools
-(`exported.py`). The functions that do so belong to the trainer and are named, for
-a proof imports no training. The other layout has the same mathematics on the same ranks. Each
-island of local SGD is a training of the independent implementation over its part of the samples;
-how they meet is as the oracle says it (`proof/oracle/local_sgd.py`).
+The trainer reads prepared data from files, validates, saves in the middle and at the end. Another
+layout with the same mathematics on the same ranks resumes from the middle and goes on to the same
+end. Its last checkpoint is read on one device, which writes a few tokens, and may be exported to
+other tools (`exported.py`). The functions of the trainer are named, for a proof imports no
+training. Each island of local SGD is a training of the independent implementation over its part of
+the samples; islands synchronize by the formula of the oracle (`proof/oracle/local_sgd.py`).
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ from echelon.core.rulebook.config import BAD_ARGUMENT
 from echelon.cost.seconds.stages import split_layers
 from echelon.layout.islands import island_of, island_plan, without_losses
 from echelon.layout.stage import with_rounding
-from echelon.proof.causes.finding import Diagnosis, ProofFinding
 from echelon.proof.claims.checks import Check, exact_check, relative_error
-from echelon.proof.claims.claims import ClaimResult, first_failure, judged
+from echelon.proof.claims.claims import ClaimResult, judged
 from echelon.proof.evidence.evidence import FLOAT64_TOLERANCE
 from echelon.proof.evidence.fits import FLOOR
 from echelon.proof.independent.optimizers import has_formula
@@ -56,9 +54,11 @@ from echelon.proof.whole_run.one_device import (
     RunTexts,
     batch_of_step,
     continuation,
+    equal_check,
     events_of_runs,
     held_out_loss,
     num_samples_of,
+    pass_of,
     run_on_one_device,
     texts_for,
     with_bytes,
@@ -87,26 +87,27 @@ SAVED_AFTER = 1
 VALIDATED_AFTER = ((0, NUM_STEPS), (SAVED_AFTER, NUM_STEPS))
 """Optimizer steps before each validation: a run validates where it starts, and at its end."""
 _WRITTEN = 4  # tokens written after each prompt
-_SAID = ("loss", "grad_norm", "learning_rate")
+_SUMS = ("loss", "grad_norm", "learning_rate")
 _STEPS, _VALIDATIONS, _RESUMED = (
     "steps of the trainer over its own data",
     "validation losses of the trainer",
     "steps and validation after a resume under another layout",
 )
 OVER_A_CACHE = "over a cache"
-"""How a text is written that ends where a document does."""
+"""The way to write a text that ends with its document."""
 _READ, _TEXT = "weights that are read from the last checkpoint", "text that these weights write"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeRun:
-    """Hold what the ranks said of both runs, what was read back, and the run on one device."""
+    """The events of both runs, the weights and texts that were read back, and one device."""
 
     plans: tuple[Plan, Plan]
-    told: tuple[list[list[dict[str, Any]]], list[list[dict[str, Any]]]]
+    events: tuple[list[list[dict[str, Any]]], list[list[dict[str, Any]]]]
+    """Of each run, by rank."""
     weights: Mapping[str, torch.Tensor]
     written: Mapping[str, list[list[int]]]
-    """How it was written -> the tokens after each prompt."""
+    """The tokens after each prompt, by the way to write them."""
     right: OneDeviceRun
     exported: tuple[ClaimResult, ...]
     """The claims about exports; empty without exports."""
@@ -123,20 +124,21 @@ def prove_with_whole_run(
 ) -> Proof:
     """Prove a plan, as `echelon prove` does; `own_precision` and `late` as in `proof.run.prove`.
 
-    Where all of it holds, and no other engine is the subject, a whole run of the trainer follows,
-    and a run in a precision of few digits with overflows and resumes.
-    With `export`, and always where adapters are merged or a family of transformers lays weights out
-    otherwise, it ends with exports. ConfigError for `export` where no whole run follows.
+    If all of it holds, and no other engine is the subject, a whole run of the trainer follows, and
+    a run in a precision of few digits with overflows and resumes. With `export` the whole run ends
+    with exports, and always if adapters are merged or a family of transformers has another layout
+    of weights. ConfigError for `export` if no whole run follows.
     """
     engine = subject or OUR_ENGINE
     apart = plan.mathematics.updates.is_asynchronous
     ours = subject is None and has_formula(plan.mathematics.optimizer) and not apart
     if export and not ours:
-        reason = "exports end a whole run, which only our trainer makes, with an optimizer "
-        reason += "of ours and no asynchronous servers"
-        raise ConfigError(
-            BAD_ARGUMENT.problem(reason, key="--export", suggestions=("no --export",))
+        reason = (
+            "exports end a whole run, which only our trainer makes, with an optimizer of ours and "
+            "no asynchronous servers"
         )
+        problem = BAD_ARGUMENT.problem(reason, key="--export", suggestions=("no --export",))
+        raise ConfigError(problem)
     proof = prove(plan, run_ranks=run_ranks, subject=engine, own_precision=own_precision, late=late)
     if not ours or not proof.proven:
         return proof
@@ -189,7 +191,7 @@ def whole_run_pass(
         judged(rules.PROVE_TRAINER_TEXT, _TEXT, list(_text_checks(run))),
         *run.exported,
     )
-    return ProofPass(precision="fp64", claims=claims, diagnosis=_diagnosis(claims))
+    return pass_of("fp64", claims)
 
 
 def _dropping_by_position(plan: Plan) -> Plan:
@@ -217,30 +219,29 @@ def _run(
     first = plans[0]
     samples = num_samples_of(first, texts.validation_tokens)
     argument = {
-        "folder": folder,
-        "texts": [*texts.training, *texts.validation],
+        **texts.argument(folder),
         "plans": [plan.to_json() for plan in plans],
         "num_steps": NUM_STEPS,
         "saved_after": SAVED_AFTER,
-        "validation_fraction": texts.validation_fraction,
         "validation_batches": -(-samples // first.mathematics.global_sequences),
         "prompts": [list(prompt) for prompt in PROMPTS],
         "count": _WRITTEN,
         "exports": [asdict(export) for export in exports],
     }
     labels = [first.mesh.label(rank) for rank in range(first.mesh.world_size)]
-    # One device computes while the ranks do: they leave cores idle where they wait for each other.
-    with ThreadPoolExecutor(1) as beside:
+    # One device computes while the ranks do: they leave cores idle when they wait for each other.
+    with ThreadPoolExecutor(1) as executor:
         after = sorted({count for counts in VALIDATED_AFTER for count in counts})
         alone = run_on_one_device
         if first.mathematics.local_sgd.active:
             alone = run_islands_on_one_device
-        right = beside.submit(alone, first, texts, NUM_STEPS, validated_after=after)
+        right = executor.submit(alone, first, texts, NUM_STEPS, validated_after=after)
         run_ranks(trainer.write_data, argument, 1, labels=[""])
         run_ranks(trainer.train, argument, len(labels), labels=labels)
         run_ranks(trainer.read_back, argument, 1, labels=[""])
         if exports:
-            run_ranks(trainer.export, argument, 1, labels=[""])
+            # Two ranks write the parts of a folder.
+            run_ranks(trainer.export, argument, len(labels[:2]), labels=labels[:2])
     place = Path(folder)
     first_events, second_events = events_of_runs(place, 2, len(labels))
     exported = RunExports(
@@ -248,7 +249,7 @@ def _run(
     )
     return WholeRun(
         plans=plans,
-        told=(first_events, second_events),
+        events=(first_events, second_events),
         weights=load_file(place / "read-back.safetensors"),
         written=json.loads((place / "written.json").read_text(encoding="utf-8")),
         right=right.result(),
@@ -257,78 +258,66 @@ def _run(
 
 
 def _step_checks(run: WholeRun, number: int) -> Iterator[Check]:
-    """Compare what every rank says of every step: sums closely, counts and decisions exactly."""
+    """Compare every rank's events of every step: sums closely, counts and decisions exactly."""
     first_step = SAVED_AFTER if number else 0
-    for rank, events in enumerate(run.told[number]):
-        steps = {one["step"]: one for one in events if one["kind"] == "step"}
+    for rank, events in enumerate(run.events[number]):
+        steps = {event["step"]: event for event in events if event["kind"] == "step"}
         island = island_of(run.plans[number], rank)
         for right in run.right.islands[0 if island is None else island.index][first_step:]:
-            said, place = steps.pop(right.step + 1, None), f"on rank {rank}"
-            if said is None:
+            event, place = steps.pop(right.step + 1, None), f"on rank {rank}"
+            if event is None:
                 yield exact_check(right.step, f"step {place}", "it was not taken", rank)
                 continue
-            for name in _SAID:
+            for name in _SUMS:
                 subject = f"{name.replace('_', ' ')} {place}"
-                yield _close(right.step, subject, said[name], getattr(right, name), rank)
-            # An island says of the others that they counted as many tokens as it.
+                yield _close(right.step, subject, event[name], getattr(right, name), rank)
+            # An island takes its tokens times the number of islands.
             facts = {
                 "tokens": right.tokens * len(run.right.islands),
                 "loss_scale": right.loss_scale,
                 "skipped": right.skipped,
             }
             for name, wanted in facts.items():
-                found = said[name]
-                problem = f"{found} instead of {wanted}" * (found != wanted)
                 subject = f"{name.replace('_', ' ')} {place}"
-                yield exact_check(right.step, subject, problem, rank)
-        more = f"steps {sorted(steps)} were taken too" * bool(steps)
-        yield exact_check(NUM_STEPS, f"steps on rank {rank}", more, rank)
+                yield equal_check(right.step, subject, event[name], wanted, rank)
+        additional = f"steps {sorted(steps)} were taken too" * bool(steps)
+        yield exact_check(NUM_STEPS, f"steps on rank {rank}", additional, rank)
 
 
 def _validation_checks(run: WholeRun, number: int) -> Iterator[Check]:
-    for rank, events in enumerate(run.told[number]):
-        said = {one["step"]: one["loss"] for one in events if one["kind"] == "validation"}
+    for rank, events in enumerate(run.events[number]):
+        losses = {event["step"]: event["loss"] for event in events if event["kind"] == "validation"}
         for step in VALIDATED_AFTER[number]:
-            wanted, found = run.right.validations[step], said.get(step, math.nan)
-            yield _close(step - 1, f"validation loss on rank {rank}", found, wanted, rank)
+            wanted, loss = run.right.validations[step], losses.get(step, math.nan)
+            yield _close(step - 1, f"validation loss on rank {rank}", loss, wanted, rank)
 
 
 def _weight_checks(run: WholeRun) -> Iterator[Check]:
-    last, floor = NUM_STEPS - 1, FLOOR
+    last = NUM_STEPS - 1
     for position, (name, wanted) in enumerate(run.right.weights.items()):
-        found = run.weights.get(name)
-        if found is None or found.shape != wanted.shape:
+        weight = run.weights.get(name)
+        if weight is None or weight.shape != wanted.shape:
             yield exact_check(last, name, "it is not there, or of another shape", position)
             continue
-        error = relative_error(found, wanted, floor)
+        error = relative_error(weight, wanted, FLOOR)
         yield Check(last, name, error, allowed=FLOAT64_TOLERANCE, position=position)
 
 
 def _text_checks(run: WholeRun) -> Iterator[Check]:
     for place, prompt in enumerate(PROMPTS):
-        whole = continuation(run.plans[0], run.right, prompt, _WRITTEN)
+        right = continuation(run.plans[0], run.right, prompt, _WRITTEN)
         for how, texts in run.written.items():
-            wanted, found = whole, texts[place]
-            if how == OVER_A_CACHE and END_OF_DOCUMENT in whole:
-                wanted = whole[: whole.index(END_OF_DOCUMENT)]
-            problem = f"{found} instead of {wanted}" * (found != wanted)
-            yield exact_check(NUM_STEPS, f"tokens written {how} after {list(prompt)}", problem)
+            wanted = right
+            if how == OVER_A_CACHE and END_OF_DOCUMENT in right:
+                wanted = right[: right.index(END_OF_DOCUMENT)]
+            subject = f"tokens written {how} after {list(prompt)}"
+            yield equal_check(NUM_STEPS, subject, texts[place], wanted)
 
 
-def _close(step: int, subject: str, found: float, wanted: float, rank: int) -> Check:
-    error = abs(found - wanted) / max(abs(wanted), FLOOR)
-    detail = f"{found:.10g} instead of {wanted:.10g}"
+def _close(step: int, subject: str, value: float, wanted: float, rank: int) -> Check:
+    error = abs(value - wanted) / max(abs(wanted), FLOOR)
+    detail = f"{value:.10g} instead of {wanted:.10g}"
     return Check(step, subject, error, allowed=FLOAT64_TOLERANCE, detail=detail, position=rank)
-
-
-def _diagnosis(claims: tuple[ClaimResult, ...]) -> Diagnosis | None:
-    first = first_failure(claims)
-    if first is None:
-        return None
-    claim, failure = first
-    says = f"in step {failure.step}: {failure.detail or f'off by {failure.error:.2g}'}"
-    finding = ProofFinding("", says, residual=failure.error)
-    return Diagnosis.of(claim, failure, finding, claim.statement)
 
 
 def run_islands_on_one_device(

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from echelon.config.job import DataSettings
 from echelon.core.disk import sha256_of_file
 from echelon.core.errors import DataError, Problem
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.rulebook.data import DATA_OUTPUT_EXISTS, DATA_TOKENIZER_SAME
 from echelon.core.serialize import content_hash
 from echelon.core.settings.list_types import phases_of, sources_of
@@ -36,7 +38,12 @@ from echelon.training.data.urls import sha256_of_url
 
 
 def prepared_data(
-    source: str, tokenizer: str, runs_dir: str | Path, *, options: PrepareOptions = DEFAULT_OPTIONS
+    source: str,
+    tokenizer: str,
+    runs_dir: str | Path,
+    *,
+    options: PrepareOptions = DEFAULT_OPTIONS,
+    pieces: PieceSizes = TRAINING_PIECES,
 ) -> Path:
     """Return the folder of prepared data for a run, and prepare it first where needed.
 
@@ -51,7 +58,7 @@ def prepared_data(
     if output.exists():
         return output
     try:
-        prepare([source], output, tokenizer=tokenizer, options=options)
+        prepare([source], output, tokenizer=tokenizer, options=options, pieces=pieces)
     except DataError as error:
         # Another process was faster: what it committed came from the same recipe.
         if error.rules != (DATA_OUTPUT_EXISTS.id,):
@@ -60,23 +67,28 @@ def prepared_data(
 
 
 def data_of_settings(
-    data: DataSettings, runs_dir: str | Path, *, max_bytes: int | None = None
+    data: DataSettings,
+    runs_dir: str | Path,
+    *,
+    max_bytes: int | None = None,
+    pieces: PieceSizes = TRAINING_PIECES,
 ) -> Path:
     """Prepare the data of a run where needed, and return the folder: prepared data, or a mixture.
 
-    With `max_bytes` no more text of a source is prepared.
+    With `max_bytes` no more text of a source is prepared, in `pieces`.
     """
     options = PrepareOptions(max_bytes=max_bytes)
+    prepared = partial(prepared_data, runs_dir=runs_dir, pieces=pieces)
     if data.train_on == "answers":
         options = replace(options, format="chat")
     if not data.mixture:
-        return prepared_data(data.source, data.tokenizer, runs_dir, options=options)
+        return prepared(data.source, data.tokenizer, options=options)
     names = sources_of(data.mixture)
     folders: list[Path] = []
     problems: list[Problem] = []
     for name in names:
         try:
-            folders.append(prepared_data(name, data.tokenizer, runs_dir, options=options))
+            folders.append(prepared(name, data.tokenizer, options=options))
         except DataError as error:
             problems += error.problems
     if problems:

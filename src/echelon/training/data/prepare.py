@@ -15,17 +15,18 @@ import hashlib
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from echelon.core.errors import DataError
 from echelon.core.messages.notes import PROGRESS
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.rulebook.data import DATA_EMPTY
 from echelon.core.units import decimal_bytes
 from echelon.training.data.chats import ChatEncoder, read_chats
 from echelon.training.data.dataset import TokenDataset
 from echelon.training.data.index import DatasetIndex
-from echelon.training.data.records import CHUNK_BYTES, DocumentChunk, read_chunks
+from echelon.training.data.records import DocumentChunk, read_chunks
 from echelon.training.data.sources import SourceFile, SourceFiles, SourceFormat, find_files
 from echelon.training.data.tokenizer import load_tokenizer, train_tokenizer, trained_vocabulary
 from echelon.training.data.writer import DatasetWriter
@@ -74,8 +75,7 @@ def stdlib_files(folder: Path | None = None) -> tuple[SourceFile, ...]:
     return tuple(sorted(found, key=lambda file: hashlib.sha256(file.name.encode()).digest()))
 
 
-_BATCH_BYTES = 4 * CHUNK_BYTES
-_BATCH_CHUNKS = 1024  # chunks of text
+_BATCH_TEXTS = 4  # pieces of text of full size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,16 +149,19 @@ def prepare(
     *,
     tokenizer: str = "bytes",
     options: PrepareOptions = DEFAULT_OPTIONS,
+    pieces: PieceSizes = TRAINING_PIECES,
 ) -> PrepareSummary:
     """Write the text of `sources` as token shards to the new folder `output`.
 
     A source is a text, jsonl, parquet or arrow file, a folder of them, a folder that Hugging Face's
     `save_to_disk` wrote, or "stdlib", the source of Python's standard library. `tokenizer` is
     "bytes", "bpe-N" (trained on the sources) or the path of a tokenizer.json. With the format
-    "chat" it has a chat template beside it, and the data tells tokens of answers apart.
+    "chat" it has a chat template beside it, and the data tells tokens of answers apart. Files are
+    read and written in `pieces`.
     """
     target = Path(output)
     files = source_files(sources, options)
+    options = replace(options, shard_tokens=min(options.shard_tokens, pieces.shard_tokens))
     if options.format == "chat":
         return _prepare_chats(files, target, tokenizer, options)
     trained = trained_vocabulary(tokenizer)
@@ -168,11 +171,11 @@ def prepare(
     else:
         # Training is the slow part: a taken output is refused before it and checked again after.
         DatasetWriter(target, load_tokenizer("bytes"), shard_tokens=options.shard_tokens)
-        encoder = train_tokenizer(tokenizer, _training_texts(files, options))
+        encoder = train_tokenizer(tokenizer, _training_texts(files, options, pieces))
         writer = DatasetWriter(target, encoder, shard_tokens=options.shard_tokens)
     with writer:
-        text = _ChunkReader(files, options)
-        for batch in _batches(text):
+        text = _ChunkReader(files, options, pieces)
+        for batch in _batches(text, pieces):
             encoded = encoder.encode_chunks([piece.text for piece in batch])
             for tokens, piece in zip(encoded, batch, strict=True):
                 writer.add(tokens, ends_document=piece.last)
@@ -231,8 +234,8 @@ def source_files(sources: Sequence[str | Path], options: PrepareOptions) -> Sour
 class _ChunkReader:
     """Iterate over the pieces of all files, up to the limit, counting what passes."""
 
-    def __init__(self, files: SourceFiles, options: PrepareOptions) -> None:
-        self._files = files
+    def __init__(self, files: SourceFiles, options: PrepareOptions, pieces: PieceSizes) -> None:
+        self._files, self._pieces = files, pieces
         self._options = options
         self.num_bytes = 0
         self.num_empty = 0
@@ -241,7 +244,7 @@ class _ChunkReader:
         limit = self._options.max_bytes
         begun = False
         for file in self._files.files:
-            for piece in read_chunks(file, field=self._options.field):
+            for piece in read_chunks(file, field=self._options.field, pieces=self._pieces):
                 if not piece.text and not begun:
                     self.num_empty += 1
                     continue
@@ -258,21 +261,23 @@ class _ChunkReader:
                 begun = not piece.last
 
 
-def _batches(pieces: Iterable[DocumentChunk]) -> Iterator[list[DocumentChunk]]:
+def _batches(chunks: Iterable[DocumentChunk], pieces: PieceSizes) -> Iterator[list[DocumentChunk]]:
     batch: list[DocumentChunk] = []
     held = 0
-    for piece in pieces:
+    for piece in chunks:
         batch.append(piece)
         held += len(piece.text)
-        if held >= _BATCH_BYTES or len(batch) >= _BATCH_CHUNKS:
+        if held >= _BATCH_TEXTS * pieces.text_bytes or len(batch) >= pieces.record_rows:
             yield batch
             batch, held = [], 0
     if batch:
         yield batch
 
 
-def _training_texts(files: SourceFiles, options: PrepareOptions) -> Iterator[str]:
-    text = _ChunkReader(files, options)
+def _training_texts(
+    files: SourceFiles, options: PrepareOptions, pieces: PieceSizes
+) -> Iterator[str]:
+    text = _ChunkReader(files, options, pieces)
     for piece in text:
         yield piece.text.decode("utf-8")
         if text.num_bytes >= options.training_bytes:

@@ -17,13 +17,11 @@ from typing import IO, Any, cast
 
 from echelon.core.errors import DataError
 from echelon.core.optional import optional_package
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.core.rulebook.data import DATA_FIELD, DATA_RECORD, DATA_UTF8
 from echelon.core.serialize import decode_json
 from echelon.training.data.sources import SourceFile, unreadable
 from echelon.training.data.urls import open_url
-
-CHUNK_BYTES = 2**20
-_ROWS = 1024  # rows of a Parquet batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +32,20 @@ class DocumentChunk:
     last: bool
 
 
-def read_chunks(file: SourceFile, *, field: str) -> Iterator[DocumentChunk]:
+def read_chunks(
+    file: SourceFile, *, field: str, pieces: PieceSizes = TRAINING_PIECES
+) -> Iterator[DocumentChunk]:
     """Yield the documents of `file`; empty ones come as one empty last piece."""
     try:
         match file.format:
             case "text":
-                yield from _read_text(file)
+                yield from _read_text(file, pieces.text_bytes)
             case "jsonl":
                 yield from _read_jsonl(file, field)
             case "parquet":
-                yield from _read_parquet(file, field)
+                yield from _read_parquet(file, field, pieces.record_rows)
             case "arrow":
-                yield from _read_arrow(file, field)
+                yield from _read_arrow(file, field, pieces.record_rows)
             case "chat":
                 raise AssertionError("chats are read as records")
     except (OSError, EOFError, zlib.error) as error:
@@ -76,11 +76,11 @@ def _open(file: SourceFile) -> Generator[IO[bytes]]:
             yield plain
 
 
-def _read_text(file: SourceFile) -> Iterator[DocumentChunk]:
+def _read_text(file: SourceFile, most: int) -> Iterator[DocumentChunk]:
     offset = 0
     held = b""
     with _open(file) as stream:
-        while block := stream.read(CHUNK_BYTES):
+        while block := stream.read(most):
             # A newline is never inside a UTF-8 sequence, so each piece decodes by itself.
             block += stream.readline()
             if held:
@@ -146,19 +146,19 @@ def _text_piece(value: object, field: str, place: str) -> DocumentChunk:
         ) from error
 
 
-def _read_parquet(file: SourceFile, field: str) -> Iterator[DocumentChunk]:
+def _read_parquet(file: SourceFile, field: str, most: int) -> Iterator[DocumentChunk]:
     arrow = _pyarrow(file)
     parquet = optional_package("pyarrow.parquet", extra="data", purpose=f"reading {file.place}")
     try:
         with _open(file) as stream, parquet.ParquetFile(stream) as table:
             _check_column(table.schema_arrow, field, file, arrow)
-            batches = table.iter_batches(batch_size=_ROWS, columns=[field])
-            yield from _rows(batches, field, file)
+            batches = table.iter_batches(batch_size=most, columns=[field])
+            yield from _rows(batches, field, file, most)
     except (arrow.ArrowException, ValueError) as error:
         raise DataError(unreadable(file.place, error)) from error
 
 
-def _read_arrow(file: SourceFile, field: str) -> Iterator[DocumentChunk]:
+def _read_arrow(file: SourceFile, field: str, most: int) -> Iterator[DocumentChunk]:
     """Read the stream format, which the datasets library writes, or else the file format."""
     arrow = _pyarrow(file)
     try:
@@ -171,17 +171,19 @@ def _read_arrow(file: SourceFile, field: str) -> Iterator[DocumentChunk]:
                 table = arrow.ipc.open_file(source)
                 batches = (table.get_batch(i) for i in range(table.num_record_batches))
             _check_column(table.schema, field, file, arrow)
-            yield from _rows(batches, field, file)
+            yield from _rows(batches, field, file, most)
     except (arrow.ArrowException, ValueError) as error:
         raise DataError(unreadable(file.place, error)) from error
 
 
-def _rows(batches: Iterator[Any], field: str, file: SourceFile) -> Iterator[DocumentChunk]:
+def _rows(
+    batches: Iterator[Any], field: str, file: SourceFile, most: int
+) -> Iterator[DocumentChunk]:
     row = 0
     for batch in batches:
         column = batch.column(batch.schema.get_field_index(field))
-        for start in range(0, len(column), _ROWS):
-            for value in column.slice(start, _ROWS).to_pylist():
+        for start in range(0, len(column), most):
+            for value in column.slice(start, most).to_pylist():
                 yield _text_piece(value, field, f"{file.place}, row {row}")
                 row += 1
 

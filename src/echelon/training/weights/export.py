@@ -2,7 +2,7 @@
 """Tensors of a folder, made one at a time from a checkpoint, whatever its layout.
 
 A tensor is allocated, filled from the pieces of the checkpoint that lie in it through one small
-buffer, and converted on the way. So whoever makes it holds it and a buffer of `buffer_bytes`; to
+buffer, and converted on the way. So its maker holds it and a buffer of `buffer_bytes`; to
 merge adapters takes `merged_bytes` more (`core/piece_sizes.py`).
 """
 
@@ -66,8 +66,8 @@ def open_model(
     """Return where a checkpoint keeps the parts of some tensors; CheckpointError for one without.
 
     They are of the model, or of another `kind` with the same names: what an optimizer keeps. Where
-    there is a `scale`, adapters of layers are merged into their weights by it. What is
-    large is read and merged in pieces of `sizes`. Headers are read, and no tensor.
+    there is a `scale`, adapters of layers are merged into their weights by it. Large
+    tensors are read and merged in pieces of `sizes`. Headers are read, and no tensor.
     """
     held = {**index.tensors.get(ROUTER_BIAS, {}), **index.tensors.get(kind, {})}
     wanted = [name for tensor in tensors for name, _ in tensor.parts]

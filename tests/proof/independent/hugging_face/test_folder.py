@@ -1,4 +1,4 @@
-"""A folder is read as it is: its numbers in float64, and an error for what it lacks."""
+"""A folder is read as it is: its numbers in float64, and an error for missing tensors."""
 
 from __future__ import annotations
 

@@ -9,12 +9,17 @@ import pytest
 import torch
 
 from echelon.core.plan import Plan
+from echelon.parallel.context import ulysses
 from echelon.parallel.data import GradientReduction
+from echelon.parallel.offload.copying_store import CopiedFetch, CopyingOffloadStore
 from echelon.parallel.offload.file_store import FileFetch, FileOffloadStore
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.tensor_memory import PooledTensorMemory
+from echelon.parallel.transport.collectives import Group
 from echelon.parallel.zero import ParameterGathering
+from tests.proof.mutants.context_layouts import split
 from tests.proof.mutants.planting import Told, mutant
 from tests.proof.mutants.slices import SECOND
 
@@ -198,3 +203,73 @@ def state_freed_while_it_is_written(patch: pytest.MonkeyPatch, plan: Plan) -> No
 
     patch.setattr(FileOffloadStore, "_start", freed)
     patch.setattr(FileOffloadStore, "_moved", once)
+
+
+@mutant(
+    Told(
+        CHANGED,
+        "copy down slices",
+        "changed in flight",
+        "host",
+        plan={"dp": 2, "accumulation": 1, "zero": {"stage": 1, "optimizer_offload": "host"}},
+        late=True,
+    )
+)
+def buffer_lent_while_it_is_copied_down(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Take the end of the update for the end of the copy."""
+    free = CopyingOffloadStore._free
+
+    def early(self: CopyingOffloadStore, found: CopiedFetch, mark: Any) -> None:
+        free(self, found, self._streams.record_event())
+
+    patch.setattr(CopyingOffloadStore, "_free", early)
+
+
+@mutant(
+    Told(
+        CHANGED,
+        "all_to_all ulysses.forward.qkv",
+        "changed in flight",
+        "cp",
+        plan=split("ulysses"),
+        late=True,
+    )
+)
+def heads_overwritten_while_they_are_sent(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Use the memory of what is sent again at once."""
+
+    def exchanged(
+        parts: torch.Tensor, group: Group, name: str, store: GradientStore | None = None
+    ) -> torch.Tensor:
+        received = torch.empty_like(parts)
+        pending = group.all_to_all(received, parts, name=name, async_op=True)
+        parts.zero_()
+        if store is not None:
+            store.run_deferred()
+        pending.wait()
+        return received
+
+    patch.setattr(ulysses, "_exchanged", exchanged)
+
+
+@mutant(
+    Told(
+        CHANGED,
+        "all_gather parameters.bucket2",
+        "changed in flight",
+        "dp_shard",
+        plan={"dp": 2, "accumulation": 1, "zero": {"stage": 3, "parameter_offload": "host"}},
+        late=True,
+    )
+)
+def slice_given_back_while_it_is_gathered(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Give the buffer of a slice back as soon as its gather has begun."""
+    gather = ParameterGathering._gather
+
+    def released(self: ParameterGathering, bucket: Bucket) -> None:
+        gather(self, bucket)
+        read = self._reads.pop(bucket.name, None)
+        if read is not None:
+            read.release()
+
+    patch.setattr(ParameterGathering, "_gather", released)

@@ -190,3 +190,17 @@ def inputs_used_before_they_are_copied(patch: pytest.MonkeyPatch, plan: Plan) ->
         return take(self)
 
     patch.setattr(OffloadedActivation, "take", at_once)
+
+
+@mutant(_late("copy down activations", "host", {"dp": 2, "accumulation": 1}, of=_recomputing))
+def inputs_copied_up_before_they_are_down(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Order the copy up after kernels alone."""
+
+    def start_copy(self: OffloadedActivation) -> None:
+        if self.brought is None and self.memory is not None:
+            x = torch.empty(self.host.shape, dtype=self.host.dtype, device=self.device)
+            self.streams.record_use(x)
+            after = [self.streams.record_event()]
+            self.brought = x, self.streams.copy("up", [(x, self.host)], after)
+
+    patch.setattr(OffloadedActivation, "start_copy", start_copy)

@@ -21,7 +21,7 @@ class Dropout(nn.Module):
     """Drops the same elements of a sequence wherever it is."""
 
     def forward(self, x_BTD: torch.Tensor, rows: list[int]) -> torch.Tensor:
-        """Return what is left."""
+        """Return the elements that are not dropped."""
         made = [
             torch.rand(x_BTD.shape[1:], generator=torch.Generator().manual_seed(r)) for r in rows
         ]
@@ -48,7 +48,7 @@ class Net(nn.Module):
     def rotated(self, x_BTHd: torch.Tensor) -> torch.Tensor:
         first, second = x_BTHd.chunk(2, -1)
         turn = self.positions()[:, None] / 100.0 ** torch.linspace(0, 1, first.shape[-1])
-        cos, sin = (one.to(first.dtype)[:, None] for one in (turn.cos(), turn.sin()))
+        cos, sin = (wave.to(first.dtype)[:, None] for wave in (turn.cos(), turn.sin()))
         return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
 
     def mask(self) -> torch.Tensor:
@@ -59,12 +59,11 @@ class Net(nn.Module):
 
     def attention(self, x_BTD: torch.Tensor) -> torch.Tensor:
         q, k, v = (
-            one.unflatten(-1, (-1, WIDTH // HEADS))
-            for one in (self.q(x_BTD), self.k(x_BTD), self.v(x_BTD))
+            linear(x_BTD).unflatten(-1, (-1, WIDTH // HEADS)) for linear in (self.q, self.k, self.v)
         )
         q, k = self.rotated(q), self.rotated(k)
-        q, k, v = (one.transpose(1, 2) for one in (q, k, v))
-        k, v = (one.repeat_interleave(HEADS // KEY_HEADS, 1) for one in (k, v))
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        k, v = (x.repeat_interleave(HEADS // KEY_HEADS, 1) for x in (k, v))
         return (
             fn.scaled_dot_product_attention(q, k, v, attn_mask=self.mask())
             .transpose(1, 2)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, product
+from itertools import chain, combinations, product
 from statistics import fmean
 
 import torch
 
 from echelon.core.axis import SHARD_AXES
 from echelon.core.plan import Plan
-from echelon.layout.buckets import shard_degree, unit_of
+from echelon.layout.buckets import plan_buckets, shard_degree, unit_of
+from echelon.layout.slots import slot_ranges
+from echelon.layout.stage import held_parameters, rank_part
 from echelon.proof.causes.factors import (
     known_factors,
     mean_of_means,
@@ -166,6 +168,7 @@ def _known_mistake(
     best: tuple[float, ProofFinding] | None = None
     for variant in chain(
         outdated_parameter_variants(evidence, oracle),
+        permuted_slice_variants(evidence.plan, oracle),
         row_variants(plan),
         context_variants(plan),
         dropout_variants(plan),
@@ -376,6 +379,45 @@ def outdated_parameter_variants(evidence: PlanEvidence, oracle: OracleStep) -> I
         for unit, names in scopes.items():
             what = f"the slice that {axis} {index} holds of {unit}"
             yield variant(what, names, axis, "it was", slices)
+
+
+def permuted_slice_variants(plan: Plan, oracle: OracleStep) -> Iterator[Variant]:
+    """Return the forward passes of `oracle` whose ranks gather slices in another order.
+
+    This happens to every sliced bucket without experts, or to every bucket of codes. The slices are
+    rotated, or two slices are exchanged.
+    """
+    degree = shard_degree(plan)
+    if degree == 1 or plan.mesh.tp > 1:
+        return
+    turned = [[(i - by) % degree for i in range(degree)] for by in range(1, degree)]
+    swapped = [
+        [b if i == a else a if i == b else i for i in range(degree)]
+        for a, b in combinations(range(degree if degree > 2 else 0), 2)
+    ]
+    coded = (False, True) if plan.layout.zero.gather != "parameters" else (False,)
+    for codes, order in product(coded, (*turned, *swapped)):
+        values = dict(oracle.before)
+        for stage in range(plan.mesh.pp):
+            part = rank_part(plan, stage)
+            specs = {spec.name: spec for spec in held_parameters(plan, part)}
+            for bucket in plan_buckets(plan, part):
+                travels = not codes or bucket.int8_blocks or bucket.fp8_squares
+                if not bucket.sliced or bucket.expert or not travels:
+                    continue
+                flat = torch.zeros(bucket.num_elements, dtype=torch.float64)
+                slots = slot_ranges(plan, bucket, specs)
+                for slot in slots:
+                    flat[slot.start : slot.stop] = oracle.before[slot.spec.name].flatten()
+                moved = flat.view(degree, -1)[order].flatten()
+                for slot in slots:
+                    name = slot.spec.name
+                    values[name] = moved[slot.start : slot.stop].view_as(oracle.before[name])
+        first, other = next((i, j) for i, j in enumerate(order) if i != j)
+        axis = shard_axis(plan)
+        says = f"the slice of {axis} {other} is gathered in the place of {axis} {first}: "
+        says += "slices are permuted"
+        yield Variant(ProofFinding("slices permuted", says, axis), values=values)
 
 
 def with_old_values(

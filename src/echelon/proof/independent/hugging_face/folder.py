@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A folder as transformers reads it, in float64: its logits, its tensors, its parts.
 
-The folder has the configuration. It has the tensors, too, or the caller gives them by the names of
-the class. Beside it the same class has weights that are known to be right, put in by our table of
-names; and the independent implementation has the same text, part by part.
+The folder has the configuration, and the tensors, or the caller gives these by the names of the
+class. They are compared with right weights in the same class, put in by our table of names, and the
+parts of a text with the independent implementation.
 
 Shape suffixes: T positions, V vocabulary.
 """
@@ -57,7 +57,7 @@ class FolderModel:
         """
         package: Any = import_module(PACKAGE)
         with torch.random.fork_rng(devices=[]), InFloat64(), _without_progress():
-            # transformers renames tensors of files for its class, those of `state` as well.
+            # transformers renames tensors of files, and of `state`, for its class.
             source: Any = {"state_dict": dict(state)} if state is not None else {}
             reader: Any = package.AutoModelForCausalLM
             if state is not None:
