@@ -110,11 +110,10 @@ PLANTED = {
     ),
     "tp: gradients of norms are summed twice": (
         "dtensor_tp_sp",
-        "        loss.backward()\n        norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)\n",
+        "        loss.backward()\n",
         "        loss.backward()\n"
         "        norms = [p for name, p in model.named_parameters() if 'norm' in name]\n"
-        "        torch._foreach_mul_([p.grad for p in norms], MESH['tp'])\n"
-        "        norm = nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)\n",
+        "        torch._foreach_mul_([p.grad for p in norms], MESH['tp'])\n",
         ("prove-gradients", "4.norm.bias", "tp", "tp"),
     ),
     "pp: each stage clips alone": (
