@@ -192,6 +192,19 @@ def test_exports_of_each_family_hold(rank_pool: RankPool, family: str) -> None:
     assert "transformers" not in result.claims[-2].note
 
 
+@pytest.mark.slow
+def test_moments_of_norms_have_no_offset(rank_pool: RankPool) -> None:
+    """Files of Gemma have norm weights less 1; what an optimizer keeps of them is as it is."""
+    small = plan_of({"norm_offset": 1.0, "tied": True, "activation": "gelu"})
+    factors = replace(small.model.multipliers, embedding=small.model.hidden**0.5)
+    model = replace(small.model, multipliers=factors)
+    plan = replace(small, mathematics=replace(small.mathematics, model=model))
+    exports = exports_of(plan, "fp64")
+    assert "deepspeed of gemma in fp32" in [export.name for export in exports]
+    result = whole_run_pass(plan, run_ranks=rank_pool.run, exported_in="fp64")
+    assert result.diagnosis is None, result.diagnosis.sentence()
+
+
 def test_models_without_a_class_are_exported_in_own_names_alone() -> None:
     plan = plan_of({"soft_cap": 5.0, "mlp_bias": True})
     assert exports_of(plan, "fp16") == (Export(to="echelon"), Export(to="echelon", dtype="fp16"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import torch
 
@@ -20,7 +21,6 @@ from echelon.proof.causes.gradients.microbatch_weights import WrongGradient
 from echelon.proof.causes.passing.places import PassedStep
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import fit_basis, fit_factor, relative_residual
-from echelon.proof.evidence.mesh import group_of
 from echelon.proof.evidence.run import GRADIENTS
 
 _ALIKE = 1e-4  # relative difference of weights that are the same
@@ -218,11 +218,11 @@ def _ranks_weighted(gradient: WrongGradientOfProgram) -> Iterator[ProofFinding]:
         says = f"the gradients of {told} are left out of the sum"
         yield ProofFinding("missing part", says, axis, residual=residual)
         return
-    if max(abs(v - w) for v, w in zip(wanted, seen, strict=True)) < _ALIKE * max(map(abs, seen)):
-        return
+    factor = fmean(seen) / fmean(wanted) if fmean(wanted) else 1.0
+    off = (abs(factor * v - w) for v, w in zip(wanted, seen, strict=True))
+    if max(off) < _ALIKE * max(map(abs, seen)):
+        return  # one factor, which is another cause
     alike = max(seen) - min(seen) < _ALIKE * max(map(abs, seen))
-    if alike and max(wanted) - min(wanted) < _ALIKE * max(map(abs, wanted)):
-        return  # one factor
     if alike and min(wanted) > 0:
         by_rank = {rank: v for (rank, _), v in zip(slots, wanted, strict=True)}
         axis = " and ".join(a for a in evidence.mesh.axes if _differs(evidence, by_rank, a))
@@ -329,6 +329,22 @@ def _by_the_norm(evidence: CapturedEvidence, step: int) -> float | None:
     return clip / (told + BESIDE_THE_NORM) / reference.clip_scale
 
 
+SAME_NORM = 1e-4
+"""Relative difference of norms that the constant beside the norm makes, where gradients clip."""
+
+
+def all_multiplied(gradient: WrongGradient, clipped: float) -> Iterator[ProofFinding]:
+    """Find the factor of all gradients before clipping, which forgives it but for its constant."""
+    step, beside = gradient.step, BESIDE_THE_NORM
+    left = step.grad_norm + beside - clipped * step.grad_norm
+    if gradient.evidence.tolerance.own_precision or left <= 0:
+        return
+    factor = clipped * beside / left
+    named = named_factor(gradient.evidence, step, factor, SAME_NORM)
+    says = f"all gradients are {factor:.4g} times the right ones before they are clipped"
+    yield replace(named, description=f"{says} ({named.factor})")
+
+
 def _usual(factors: Mapping[str, float | None]) -> float | None:
     """Return the factor that most gradients of a rank have; None where too few have it."""
     known = [factor for factor in factors.values() if factor is not None and factor > 0]
@@ -399,20 +415,10 @@ def _misplaced(gradient: WrongGradientOfProgram) -> Iterator[ProofFinding]:
             yield ProofFinding("swapped", says, residual=residual)
 
 
-def excluded(gradient: WrongGradientOfProgram) -> str:
-    """Return the causes tried on a gradient, and the share that each leaves unexplained."""
+def excluded_weights(gradient: WrongGradientOfProgram) -> Mapping[str, float]:
+    """The shares that weights of ranks, terms and parts of the batch leave unexplained."""
     evidence, step, part = gradient.evidence, gradient.step, gradient.wrong[0]
-    right, seen = part.of(gradient.right), part.tensor.double()
-    left = {"a factor": fit_factor(seen, right)[1]}
-    held = evidence.run.vectors(GRADIENTS, step.step, gradient.name)
-    for axis, groups in evidence.sums(gradient.name):
-        copies = [held[rank] for rank in group_of(groups, part.rank) if rank in held]
-        total = torch.stack(copies).nan_to_num(0.0).sum(0)
-        if len(copies) > 1:
-            left[f"a sum over {axis}"] = fit_factor(total, gradient.right.reshape(-1))[1]
-    if step.step:
-        before = part.of(evidence.steps[step.step - 1].gradients[gradient.name].double())
-        left["the step before"] = fit_basis(seen, (right, before))[1]
+    seen, left = part.tensor.double(), dict[str, float]()
     local = evidence.run.local_gradients(step.step, gradient.name)
     if 1 < len(local) <= _MOST_PARTS:
         basis = list(local.values())
@@ -423,5 +429,4 @@ def excluded(gradient: WrongGradientOfProgram) -> str:
     if step.parts:
         parts = [part.of(one[gradient.name].double()) for _, one in step.parts]
         left["weights of parts of the batch"] = fit_basis(seen, parts)[1]
-    known = {name: share for name, share in left.items() if math.isfinite(share)}
-    return ", ".join(f"{name} {100 * share:.3g} %" for name, share in known.items())
+    return left
