@@ -17,12 +17,9 @@ from echelon.layout.islands import inner_plan, without_losses
 from echelon.proof.causes.diagnose import diagnose, diagnose_races
 from echelon.proof.changes import changes, require_nothing_mended
 from echelon.proof.claims.choice_errors import with_ties_of_ranks
-from echelon.proof.claims.claims import ClaimResult, judge, judge_races, judge_sums
-from echelon.proof.claims.conditioning import (
-    conditioned_tolerance,
-    may_be_rounding,
-)
-from echelon.proof.claims.islands import IslandRun, island_evidence
+from echelon.proof.claims.claims import ClaimResult, judge_races, judge_sums
+from echelon.proof.claims.conditioning import judge_conditioned
+from echelon.proof.claims.islands import IslandRun, island_evidence, run_island
 from echelon.proof.claims.numeric_range import RangeCase, judge_ranges, range_cases
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.claims.tolerance import is_low, own_tolerance, rounded_oracle_runs
@@ -292,10 +289,12 @@ def _judge(
             late=late,
             rounded=rounded,
         )
-        results = judge(evidence)
-        if not number and may_be_rounding(results):
-            evidence = replace(evidence, tolerance=conditioned_tolerance(reference, evidence.steps))
-            results = judge(evidence)
+        evidence, results = judge_conditioned(
+            evidence,
+            lambda initial, forced, plan=plan, steps=steps: run_oracle(
+                plan, steps, initial=initial, forced=forced
+            ),
+        )
         for extra in rounded_sums if not number else ():
             place = len(variants) + len(ranges)
             found = read_results(directory, place, plan.mesh.world_size)
@@ -319,8 +318,8 @@ def _judge(
 def _island_passes(run: IslandRun, late: LateRun | None, *, broken: bool) -> list[ProofPass]:
     """Return a pass for each island; the first that is wrong is told what is."""
     passes: list[ProofPass] = []
-    for island, evidence in enumerate(island_evidence(run, late)):
-        results = judge(evidence)
+    for island, first in enumerate(island_evidence(run, late)):
+        evidence, results = judge_conditioned(first, partial(run_island, run, island))
         told = broken or any(not earlier.holds for earlier in passes)
         named = None if told else diagnose_races(late, results) or diagnose(evidence, results)
         precision = f"{_name_of(run.plan, exact=not run.number)}, island {island}"

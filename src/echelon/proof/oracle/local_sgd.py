@@ -63,13 +63,17 @@ def run_islands(
     *,
     factor: float = 1.0,
     forced: Sequence[Sequence[ForcedRouting] | None] | None = None,
+    initial: Mapping[str, torch.Tensor] | None = None,
 ) -> IslandOracle:
-    """Return `num_steps` of every island of `plan`; `factor` and `forced` as of `run_oracle`.
+    """Return `num_steps` of every island of `plan`; other arguments as of `run_oracle`.
 
-    `forced` has an entry for each island.
+    `forced` has an entry for each island; all islands begin from `initial`.
     """
     local = plan.mathematics.local_sgd
-    runs = [OracleRun(island_plan(plan, i), factor=factor) for i in range(local.islands)]
+    runs = [
+        OracleRun(island_plan(plan, index), factor=factor, initial=initial)
+        for index in range(local.islands)
+    ]
     outer = {
         name: value.to(torch.promote_types(value.dtype, torch.float32))
         for name, value in runs[0].values.items()
