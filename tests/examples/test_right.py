@@ -108,6 +108,14 @@ PLANTED = {
         "dist.all_reduce(labels)",
         ("prove-loss", "loss", "1/dp", "dp or tp"),
     ),
+    "tp: gradients of norms are summed twice": (
+        "dtensor_tp_sp",
+        "        loss.backward()\n",
+        "        loss.backward()\n"
+        "        norms = [p for name, p in model.named_parameters() if 'norm' in name]\n"
+        "        torch._foreach_mul_([p.grad for p in norms], MESH['tp'])\n",
+        ("prove-gradients", "4.norm.bias", "tp", "tp"),
+    ),
     "pp: each stage clips alone": (
         "pipeline_1f1b",
         '        dist.all_reduce(norm, group=mesh.get_group("pp"))\n',

@@ -70,17 +70,17 @@ def test_runs_of_fragments_are_the_slice_without_padding() -> None:
 
 def test_columns_lie_in_blocks_of_a_row() -> None:
     assert OUTER_BLOCK == 128
-    assert [blocks_between(0, n) for n in (0, 1, 128, 129, 300)] == [0, 1, 1, 2, 3]
-    assert blocks_between(100, 300) == 3
+    assert [blocks_between(128, 0, n) for n in (0, 1, 128, 129, 300)] == [0, 1, 1, 2, 3]
+    assert blocks_between(128, 100, 300) == 3
 
 
 def test_scales_of_a_range_of_rows() -> None:
     # Rows of 200: two blocks each. Elements 150 to 649: the end of row 0 (one block), rows 1 and 2,
     # and 50 of row 3 (one block).
-    assert _scales_of_range(0, 200, 150, 650) == 1 + 2 * 2 + 1
+    assert _scales_of_range(128, 0, 200, 150, 650) == 1 + 2 * 2 + 1
     # The second half of rows of 200, columns 100 to 199, meets both blocks in each row.
-    assert _scales_of_range(100, 100, 0, 300) == 3 * 2
-    assert _scales_of_range(100, 100, 10, 20) == 1
+    assert _scales_of_range(128, 100, 100, 0, 300) == 3 * 2
+    assert _scales_of_range(128, 100, 100, 10, 20) == 1
 
 
 def test_a_stage_has_the_same_blocks_however_it_is_cut() -> None:

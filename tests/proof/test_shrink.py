@@ -19,12 +19,12 @@ from echelon.layout.buckets import plan_buckets
 from echelon.layout.stage import rank_part
 from echelon.proof.oracle.optimizers import learning_rate
 from echelon.proof.oracle.oracle import run_oracle
+from echelon.proof.run import same_dtypes
 from echelon.proof.shrink import (
     num_overflows,
     num_rounded_steps,
     num_steps,
     num_updates,
-    same_dtypes,
     shrink,
     shrink_stages,
     small_kinds,

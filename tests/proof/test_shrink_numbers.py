@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import lcm, log2, sqrt
+from math import lcm, log2, pi, sqrt
 
 import pytest
 
@@ -39,6 +39,7 @@ HIDES: dict[str, str] = {
     "model.latent.value_dim": "values that are as wide as keys",
     "model.experts.num_experts": "a mean load that is a whole number",
     "model.experts.ffn": "a width that is taken for another",
+    "model.experts.limit": "activations that are all below it",
     "model.experts.shared_experts": "a shared expert that is counted once",
     "model.experts.first_dense_layers": "a dense block that is taken for a block with experts",
     "global_sequences": "a sample that is read twice",
@@ -52,6 +53,7 @@ HIDES: dict[str, str] = {
     "optimizer.total_steps": "a rate that falls too fast to be seen",
     "precision.loss_scale_window": "a scale that never grows",
     "precision.loss_scale_hysteresis": "a scale that never falls",
+    "precision.fp8_history": "numbers that scales never forget",
     "precision.fp8_block": "one block to a row",
     "precision.int8_block": "the same",
     "balance.aux_coefficient": "a loss as small as rounding",
@@ -60,6 +62,7 @@ HIDES: dict[str, str] = {
     "balance.capacity_factor": "experts that drop nothing",
     "local_sgd.every": "a round that ends after the proof",
     "local_sgd.fragments": "fragments without a block",
+    "local_sgd.outer_block": "one block to a row",
     "local_sgd.delay": "a sum that is never late",
     "microbatch_sequences": "a sequence that is taken for the other",
     "pipeline.stages": "stages of as many blocks",
@@ -101,6 +104,19 @@ def _even_load(plan: Plan, count: int) -> bool:
     return plan.mathematics.sequence_length * experts.top_k % count == 0
 
 
+def _blends(plan: Plan) -> bool:
+    scaling, turned = plan.model.rope_scaling, plan.model.turned_dims
+    if scaling is None or scaling.kind != "llama3":
+        return True
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    assert scaling.original_positions is not None
+    assert low is not None
+    assert high is not None
+    exponents = [pair / turned for pair in range(0, turned, 2)]
+    waves = [2 * pi * plan.model.rope_theta**one for one in exponents]
+    return any(low < scaling.original_positions / wave < high for wave in waves)
+
+
 FEWEST = 4  # a stream that is narrower than the only head
 
 
@@ -112,6 +128,7 @@ NEUTRAL: dict[str, Callable[[Plan], bool]] = {
         plan.model.hidden > FEWEST and not _not_a_power_of_two(sqrt(plan.model.hidden))
     ),
     "one pair of dims turns": lambda plan: plan.model.turned_dims == 2,
+    "no frequency of llama3 is a blend of a low and a high one": lambda plan: not _blends(plan),
     "both parts of a latent head are as wide": lambda plan: (
         plan.model.latent is not None and plan.model.latent.nope_dim == plan.model.latent.rope_dim
     ),

@@ -86,15 +86,15 @@ PROOF_PIECES = PieceSizes(
     score_elements=1,
     score_rows=3,
     prompt_queries=3,
-    random_elements=100,
-    gpu_random_elements=100,
+    random_elements=270,
+    gpu_random_elements=270,
     shared_bytes=256,
     norm_elements=100,
     update_elements=100,
     gpu_update_elements=100,
     file_bytes=4096,
-    buffer_bytes=400,
-    merged_bytes=800,
+    buffer_bytes=2200,
+    merged_bytes=4400,
     compared_bytes=400,
     text_bytes=5000,
     record_rows=7,
@@ -103,4 +103,4 @@ PROOF_PIECES = PieceSizes(
     muon_results=1,
 )
 """Sizes that make a small model several pieces in every loop, the last one smaller: no width of it
-is a multiple of them."""
+is a multiple of elements, and no height of rows."""

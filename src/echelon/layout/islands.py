@@ -9,7 +9,7 @@ What meets is a fragment of the model: of each bucket, the part of a rank's slic
 parameters of that fragment lie, in runs that are as long as may be.
 
 In 8 bits, blocks of outer gradients share a scale: they are cut by the model, and by no layout. A
-block is `OUTER_BLOCK` consecutive numbers of a row of a parameter, the last one of a row the rest;
+block is `outer_block` consecutive numbers of a row of a parameter, the last one of a row the rest;
 a vector is one row. Ranks of an island that hold pieces of a block find its largest number
 together, so the same numbers have the same codes whoever holds them.
 """
@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from echelon.core.axis import Axis
-from echelon.core.choices.local_sgd import OUTER_BLOCK, LocalSgd
+from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
 from echelon.layout.buckets import UNIT_HEAD, plan_buckets, slice_elements, slice_index, unit_of
@@ -181,7 +181,7 @@ def blocks_in_stage(plan: Plan, rank: int, fragment: int) -> FragmentBlocks:
     for name, spec in names.items():
         if fragment_of(local, spec) == fragment:
             first[name] = total
-            total += rows_of(spec) * blocks_between(0, spec.shape[-1])
+            total += rows_of(spec) * blocks_between(local.outer_block, 0, spec.shape[-1])
     return FragmentBlocks(first=first, total=total)
 
 
@@ -191,9 +191,9 @@ def rows_of(spec: ParameterSpec) -> int:
     return spec.shape[0] if len(spec.shape) == 2 else 1
 
 
-def blocks_between(start: int, stop: int) -> int:
+def blocks_between(block: int, start: int, stop: int) -> int:
     """Return how many blocks columns `start` to `stop` - 1 of a row lie in."""
-    return (stop - 1) // OUTER_BLOCK - start // OUTER_BLOCK + 1 if stop > start else 0
+    return (stop - 1) // block - start // block + 1 if stop > start else 0
 
 
 def sent_of_slices(plan: Plan, rank: int, fragment: int) -> Iterator[tuple[int, int]]:
@@ -219,7 +219,7 @@ def sent_of_slices(plan: Plan, rank: int, fragment: int) -> Iterator[tuple[int, 
             stop = min(slot.start + real, begin + size) - slot.start
             if stop > start:
                 codes += stop - start
-                scales += _scales_of_range(column, width, start, stop)
+                scales += _scales_of_range(local.outer_block, column, width, start, stop)
         if codes:
             yield codes, scales
 
@@ -236,11 +236,11 @@ def _local_piece(spec: ParameterSpec, pieces: int, index: int) -> tuple[int, int
     return column, width, rows * width
 
 
-def _scales_of_range(column: int, width: int, start: int, stop: int) -> int:
+def _scales_of_range(block: int, column: int, width: int, start: int, stop: int) -> int:
     """Return the scales of elements `start` to `stop` - 1 of rows of `width` from `column` on."""
     (first, begin), (last, end) = divmod(start, width), divmod(stop - 1, width)
     if first == last:
-        return blocks_between(column + begin, column + end + 1)
-    whole = (last - first - 1) * blocks_between(column, column + width)
-    head = blocks_between(column + begin, column + width)
-    return head + whole + blocks_between(column, column + end + 1)
+        return blocks_between(block, column + begin, column + end + 1)
+    whole = (last - first - 1) * blocks_between(block, column, column + width)
+    head = blocks_between(block, column + begin, column + width)
+    return head + whole + blocks_between(block, column, column + end + 1)

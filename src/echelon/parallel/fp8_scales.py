@@ -136,6 +136,10 @@ class TensorScales:
             "history": [one.tolist() for one in self._history],
         }
 
+    def scales(self) -> list[list[float]]:
+        """Scales of the next step, a row of each kind; none before there is a history."""
+        return [] if self._scales is None else self._scales.tolist()
+
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from `state`; where the history is shorter now, its last steps count."""
         assert tuple(state["groups"]) == self.groups, "the model is the same"

@@ -11,18 +11,15 @@ from pathlib import Path
 
 from echelon.core.errors import ConfigError
 from echelon.core.messages.notes import PROGRESS
-from echelon.core.plan import Plan
+from echelon.core.plan import Plan, Precision
 from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN
 from echelon.layout.islands import inner_plan, without_losses
 from echelon.proof.causes.diagnose import diagnose, diagnose_races
 from echelon.proof.changes import changes, require_nothing_mended
 from echelon.proof.claims.choice_errors import with_ties_of_ranks
-from echelon.proof.claims.claims import ClaimResult, judge, judge_races, judge_sums
-from echelon.proof.claims.conditioning import (
-    conditioned_tolerance,
-    may_be_rounding,
-)
-from echelon.proof.claims.islands import IslandRun, island_evidence
+from echelon.proof.claims.claims import ClaimResult, judge_races, judge_sums
+from echelon.proof.claims.conditioning import judge_conditioned
+from echelon.proof.claims.islands import IslandRun, island_evidence, run_island
 from echelon.proof.claims.numeric_range import RangeCase, judge_ranges, range_cases
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.claims.tolerance import is_low, own_tolerance, rounded_oracle_runs
@@ -33,7 +30,7 @@ from echelon.proof.oracle.loss_scale import scale_without_overflow, with_overflo
 from echelon.proof.oracle.oracle import OracleStep, run_oracle
 from echelon.proof.ranks import find_factory, read_results
 from echelon.proof.replays.runs import RankRunner, replayed, run_with_a_lost_island
-from echelon.proof.shrink import num_rounded_steps, num_steps, same_dtypes, shrink, without_8_bits
+from echelon.proof.shrink import DTYPE_SETTINGS, num_rounded_steps, num_steps, shrink
 from echelon.proof.sum_bounds import NUM_STEPS as ROUNDED_STEPS
 from echelon.proof.sum_bounds import with_exact_sums, with_rounded_sums
 from echelon.proof.verdict import Proof, ProofPass, running_versions
@@ -176,6 +173,8 @@ def _variants(plan: Plan, *, own_precision: bool) -> list[_Variant]:
     exact, own = shrink(plan, precision="fp64", names_apart=True), shrink(plan)
     steps, rounded_steps = num_steps(exact), num_rounded_steps(own)
     own_reference = shrink(plan, precision="fp64")
+    numbers = replace(own_reference.mathematics, model=own.model)
+    own_reference = replace(own_reference, mathematics=numbers)
     scaling = exact.mathematics.precision.loss_scaling
     if scaling != "none":
         scale = scale_without_overflow(inner_plan(own), inner_plan(own_reference), steps)
@@ -190,6 +189,23 @@ def _variants(plan: Plan, *, own_precision: bool) -> list[_Variant]:
         if precision.is_fp8 and is_low(own):
             variants.append(_Variant(plan=own, reference=own_reference, num_steps=rounded_steps))
     return variants
+
+
+def same_dtypes(one: Precision, other: Precision) -> bool:
+    """Return whether two precisions compute in the same dtypes, whatever scales their loss."""
+    return all(getattr(one, name) == getattr(other, name) for name in DTYPE_SETTINGS)
+
+
+def without_8_bits(plan: Plan) -> Plan:
+    """Return the plan without codes of 8 bits: in matmuls, gathers, and messages of islands.
+
+    A number in the middle of two codes may become either of them.
+    """
+    precision = replace(plan.mathematics.precision, matmul="parameters", int8_block=0)
+    layout = replace(plan.layout, zero=replace(plan.layout.zero, gather="parameters"))
+    local = replace(plan.mathematics.local_sgd, gradients="fp32")
+    mathematics = replace(plan.mathematics, precision=precision, local_sgd=local)
+    return replace(plan, mathematics=mathematics, layout=layout)
 
 
 def _quick_variants(variants: Sequence[_Variant]) -> tuple[list[_Variant], tuple[str, ...]]:
@@ -273,10 +289,12 @@ def _judge(
             late=late,
             rounded=rounded,
         )
-        results = judge(evidence)
-        if not number and may_be_rounding(results):
-            evidence = replace(evidence, tolerance=conditioned_tolerance(reference, evidence.steps))
-            results = judge(evidence)
+        evidence, results = judge_conditioned(
+            evidence,
+            lambda initial, forced, plan=plan, steps=steps: run_oracle(
+                plan, steps, initial=initial, forced=forced
+            ),
+        )
         for extra in rounded_sums if not number else ():
             place = len(variants) + len(ranges)
             found = read_results(directory, place, plan.mesh.world_size)
@@ -300,8 +318,8 @@ def _judge(
 def _island_passes(run: IslandRun, late: LateRun | None, *, broken: bool) -> list[ProofPass]:
     """Return a pass for each island; the first that is wrong is told what is."""
     passes: list[ProofPass] = []
-    for island, evidence in enumerate(island_evidence(run, late)):
-        results = judge(evidence)
+    for island, first in enumerate(island_evidence(run, late)):
+        evidence, results = judge_conditioned(first, partial(run_island, run, island))
         told = broken or any(not earlier.holds for earlier in passes)
         named = None if told else diagnose_races(late, results) or diagnose(evidence, results)
         precision = f"{_name_of(run.plan, exact=not run.number)}, island {island}"

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, count, pairwise
-from math import floor, isqrt, lcm
+from math import floor, isqrt, lcm, pi
 from typing import Any
 
 from echelon.core.choices.kernels import Kernels
@@ -41,7 +41,8 @@ from echelon.core.plan import DTYPE_BYTES, DType, Mathematics, Optimizer, Plan, 
 from echelon.cost.bytes.context_sent import kv_copies
 from echelon.schedule.build import SCHEDULES
 
-_DTYPES = ("parameters", "gradients", "reduction", "master")
+DTYPE_SETTINGS = ("parameters", "gradients", "reduction", "master")
+"""Settings of a precision that name a dtype."""
 _SIGNAL = 1e-3  # epsilon of AdamW
 _UNCLIPPED_SIGNAL = 0.1  # epsilon of AdamW
 _BUCKETS = 3  # of each rank
@@ -60,8 +61,12 @@ _TURNED_DIMS = 4
 """Dims of a head that turn if not all do: two pairs."""
 _SPREAD = 0.3
 """Largest distance from 0 or 1 of the first norms, biases and sinks."""
+_LIMIT = 0.6
+"""Clamp of inner activations of experts: some activations of a small model are larger."""
 _BLOCK = 4
 """Numbers that share a scale; every width of a small model is a multiple of it."""
+_LONGEST_HISTORY = 2
+"""Steps that scales of 8 bits look back on: the first is forgotten before a proof ends."""
 _SGD_RATE = 1.0  # learning rate
 _UNCLIPPED_SGD_RATE = 5e-3  # learning rate
 _SGD_DECAY = 2e-3  # weight decay
@@ -82,6 +87,10 @@ def shrink(plan: Plan, *, precision: DType | None = None, names_apart: bool = Fa
     )
     sequence_length = _sequence_length(plan)
     model = _model(plan, sum(len(stage) for stage in stages), sequence_length)
+    experts = model.experts
+    # In few digits an element may be clamped on one side alone, and have no gradient there.
+    if precision == "fp64" and experts is not None and experts.limit is not None:
+        model = replace(model, experts=replace(experts, limit=min(experts.limit, _LIMIT)))
     microbatch = min(plan.layout.microbatch_sequences, 2)
     num_microbatches = _num_microbatches(plan)
     mathematics = replace(
@@ -117,24 +126,12 @@ def _kernels(kernels: Kernels, precision: Precision) -> Kernels:
     return replace(kernels, fused=fused) if fused else Kernels()
 
 
-def same_dtypes(one: Precision, other: Precision) -> bool:
-    """Return whether two precisions compute in the same dtypes, whatever scales their loss."""
-    return all(getattr(one, name) == getattr(other, name) for name in _DTYPES)
-
-
-def without_8_bits(plan: Plan) -> Plan:
-    """Return a plan whose products are of the dtype of its parameters, which are not rounded."""
-    precision = replace(plan.mathematics.precision, matmul="parameters", int8_block=0)
-    layout = replace(plan.layout, zero=replace(plan.layout.zero, gather="parameters"))
-    mathematics = replace(plan.mathematics, precision=precision)
-    return replace(plan, mathematics=mathematics, layout=layout)
-
-
 def _precision(precision: Precision, dtype: DType | None) -> Precision:
     """Return the precision of a proof: few steps must be enough for the loss scale to change."""
     small = precision
     if precision.is_fp8:
-        small = replace(small, fp8_block=_BLOCK)
+        history = min(precision.fp8_history, _LONGEST_HISTORY)
+        small = replace(small, fp8_block=_BLOCK, fp8_history=history)
     if precision.int8_block:
         small = replace(small, int8_block=_BLOCK)
     if precision.loss_scaling == "dynamic":
@@ -143,7 +140,7 @@ def _precision(precision: Precision, dtype: DType | None) -> Precision:
             loss_scale_window=min(precision.loss_scale_window, 2),
             loss_scale_hysteresis=min(precision.loss_scale_hysteresis, 2),
         )
-    return small if dtype is None else replace(small, **dict.fromkeys(_DTYPES, dtype))
+    return small if dtype is None else replace(small, **dict.fromkeys(DTYPE_SETTINGS, dtype))
 
 
 def _model(plan: Plan, layers: int, sequence_length: int) -> ModelShape:
@@ -359,13 +356,19 @@ def small_kinds(shape: ModelShape, layers: int) -> tuple[LayerKind, ...]:
 def small_stretch(plan: Plan, sequence_length: int, width: int) -> RopeScaling | None:
     """Return a stretch of a small model: with a divisor for each frequency that it has left.
 
-    Sequences that were longer than the original positions are so still.
+    Sequences that were longer than the original positions are so still. The second
+    frequency of llama3 is a blend of a low and a high frequency.
     """
     scaling = plan.model.rope_scaling
-    if scaling is None or scaling.kind != "longrope":
+    if scaling is None or scaling.kind not in ("longrope", "llama3"):
         return scaling
     original = scaling.original_positions
     assert original is not None, "a rule asks for it"
+    if scaling.kind == "llama3":
+        ends = (scaling.low_frequency_factor or 1.0, scaling.high_frequency_factor or 1.0)
+        turned = width if plan.model.rotary.fraction == 1 else _TURNED_DIMS
+        wave = 2 * pi * plan.model.rope_theta ** (2 / turned)
+        return replace(scaling, original_positions=max(2, round(wave * sum(ends) / 2)))
     longer = plan.mathematics.sequence_length > original
 
     def few(factors: tuple[float, ...]) -> tuple[float, ...]:
@@ -526,6 +529,7 @@ _STEPS_OF_DECAY = 3
 """Where the decay begins, a third of it on, and two thirds."""
 _ROUNDS = 2  # of local SGD: the second one has a momentum
 _LONGEST_ROUND = 3  # steps
+_OUTER_BLOCK = 11  # numbers of a row: several blocks, the last shorter
 _STEPS_OF_LATE_DECAY = 2
 """The same of a decay that has a flat phase before it, which is seen too."""
 
@@ -572,7 +576,11 @@ def small_rounds(local: LocalSgd, layers: int | None = None) -> LocalSgd:
     every = min(local.every, _LONGEST_ROUND)
     fragments = min(local.fragments, max(1, every), layers or local.fragments)
     return replace(
-        local, every=every, fragments=fragments, delay=min(local.delay, max(0, every - 1))
+        local,
+        every=every,
+        fragments=fragments,
+        delay=min(local.delay, max(0, every - 1)),
+        outer_block=min(local.outer_block, _OUTER_BLOCK if local.quantised else local.outer_block),
     )
 
 

@@ -4,11 +4,11 @@
     write_data        (one rank) prepares documents as `echelon data prepare` does
     train             runs the real loop on every rank: the first plan to its end, with validation
                       and saves, then the second plan from the checkpoint in the middle
-    train_and_resume  the same with one plan, overflows, and several resumes
+    train_and_resume  the same with one plan, overflows, several resumes, and a start from an export
     read_back         (one rank) reads the last checkpoint and continues prompts: over a cache, as
                       `echelon generate` does, and without a cache
-    export            (one rank) writes the last checkpoint in the formats of other tools, and reads
-                      each folder as a run does that starts from it
+    export            (one or two ranks) writes the last checkpoint in the formats of other tools,
+                      and reads each folder as a run does that starts from it
 
 Results are files in a folder of the prover: `run-N-rank-RRRR.json` of each run,
 `read-back.safetensors` and `written.json`; `exported-N` and `imported-N.safetensors` of each
@@ -18,8 +18,9 @@ export.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,15 +31,19 @@ from safetensors.torch import save_file
 from echelon.config.generation import Request, Sampling, generation_plan
 from echelon.config.job import CheckpointSettings, DataSettings, Job, TrainSettings
 from echelon.core.event import EventList, EventSink
+from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import base_shape, parameters, router_bias_name, router_biases
 from echelon.core.piece_sizes import PROOF_PIECES
 from echelon.core.plan import Plan
 from echelon.core.serialize import to_json
+from echelon.interop.hugging_face.adapters import ADAPTER_CONFIG, adapter_config
+from echelon.interop.hugging_face.folder import hub_config
 from echelon.launch.context import RankContext
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.models.precision import TORCH_DTYPES, at_least_fp32
 from echelon.parallel.fp8_linear import multiply_in_fp8
+from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.checkpoint.folder import checkpoint_path
 from echelon.training.checkpoint.identity import RunIdentity
@@ -52,10 +57,16 @@ from echelon.training.inference import GenerateTask, generate_rank
 from echelon.training.loop import RankTask, TrainLoop, digests
 from echelon.training.observer import StepFacts
 from echelon.training.steps.expert_balance import ROUTER_BIAS, whole_shards
+from echelon.training.steps.fp8_scales import FP8_SCALES, Fp8Scales
+from echelon.training.weights.adapters import find_adapters
 from echelon.training.weights.files import find_weights
-from echelon.training.weights.load import load_weights
-from echelon.training.weights.writers.shares import Writers
-from echelon.training.weights.writers.task import ExportTask, write_config, write_weights
+from echelon.training.weights.load import load_moments, load_weights
+from echelon.training.weights.writers.task import (
+    ExportTask,
+    write_config,
+    write_weights,
+    writers_of,
+)
 
 _SHARD_TOKENS = 100
 """Tokens of a file of data: so few that a step reads from several."""
@@ -116,7 +127,7 @@ class WholeRunObserver:
 class StateObserver(WholeRunObserver):
     """Keep the state of an engine where a run begins and is saved, and make steps overflow."""
 
-    def __init__(self, overflows: Collection[int] = ()) -> None:
+    def __init__(self, overflows: Sequence[int] = ()) -> None:
         """Put an infinite number into a gradient of these steps, counted from 0."""
         super().__init__()
         self._overflows, self._step = overflows, 0
@@ -146,21 +157,35 @@ class StateObserver(WholeRunObserver):
     def _keep_state(self, step: int) -> None:
         assert self._engine is not None, "it is watched"
         state = dict(_flat("", self._engine.position()))
+        if (part := self._engine.parts.find(Fp8Scales)) is not None:
+            state[f"{FP8_SCALES}.scales"] = part.scales.scales()
         for kind, shards in self._engine.checkpoint_state().items():
             named = {name: list(held) for name, held in shards.items()}
             state |= {f"{kind} {name}": value for name, value in digests(named).items()}
         self._report("state", step, state=state)
 
     def _overflow(self) -> None:
-        """Put an infinite number at the start of the first trained parameter, on its ranks."""
+        """Put a number that is not finite into a gradient, on the ranks of the element.
+
+        In turn: infinity at the start of the first trained parameter, NaN at the end of the last
+        parameter, minus infinity at the end of a parameter between. So different stages and tensor
+        ranks overflow.
+        """
         assert self._engine is not None, "it is watched"
         if self._step not in self._overflows:
             return
-        specs = parameters(self._engine.plan.model)
-        name = next(spec.name for spec in specs if not spec.frozen)
-        for shard in self._engine.gradients().get(name, ()):
-            if not any(shard.offset) and shard.tensor.numel():
-                shard.tensor[(0,) * shard.tensor.dim()] = torch.inf
+        names = [spec.name for spec in parameters(self._engine.plan.model) if not spec.frozen]
+        number = self._overflows.index(self._step)
+        place = (0, -1, len(names) // 2)[number % 3]
+        for shard in self._engine.gradients().get(names[place], ()):
+            shape, whole = shard.tensor.shape, shard.global_shape
+            ends = all(
+                offset + size == length
+                for offset, size, length in zip(shard.offset, shape, whole, strict=True)
+            )
+            if shard.tensor.numel() and (ends if place else not any(shard.offset)):
+                element = (-1 if place else 0,) * shard.tensor.dim()
+                shard.tensor[element] = (torch.inf, torch.nan, -torch.inf)[number % 3]
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -198,9 +223,10 @@ def train(context: RankContext, argument: Mapping[str, Any]) -> None:
 def train_and_resume(context: RankContext, argument: Mapping[str, Any]) -> None:
     """Train `plan` to its end, and again from the checkpoint after each of `saved_after` steps.
 
-    A gradient of each step in `overflows` has an infinite number. `run-N-rank-RRRR.json` also has
-    the state of the engine at each checkpoint and at the start of a run: hashes of its tensors, and
-    its position.
+    Where `exported` is a dtype, the last run starts from the weights of the last checkpoint in it.
+    A gradient of each step in `overflows` has a number that is not finite. `run-N-rank-RRRR.json`
+    also has the state of the engine at each checkpoint and at the start of a run: hashes of its
+    tensors, and its position.
     """
     plan, folder = Plan.from_json(argument["plan"]), Path(argument["folder"])
     job = _job(plan, {**argument, "saved_after": 1})
@@ -210,6 +236,28 @@ def train_and_resume(context: RankContext, argument: Mapping[str, Any]) -> None:
         saved = checkpoint_path(folder / "run-0" / "checkpoints", step)
         observer = StateObserver(overflows)
         _run(context, folder, number, job, resume=str(saved), observer=observer)
+    if argument["exported"] is None:
+        return
+    weights, writers = folder / "weights", writers_of(context, 1)
+    writers.on_first(weights.mkdir)
+    task = ExportTask(
+        checkpoint=str(checkpoint_path(folder / "run-0" / "checkpoints", argument["num_steps"])),
+        folder=str(weights),
+        to="echelon",
+        shape=plan.model,
+        dtype=argument["exported"],
+        model_type=None,
+        file_bytes=_FILE_BYTES,
+        threads=1,
+        tp=1,
+        pp=1,
+        adapters=False,
+        sizes=PROOF_PIECES,
+    )
+    write_weights(task, writers)
+    start = replace(job, train=replace(job.train, steps=1, weights=str(weights)))
+    number = 1 + len(argument["saved_after"])
+    _run(context, folder, number, start, resume=None, observer=StateObserver())
 
 
 def read_back(context: RankContext, argument: Mapping[str, Any]) -> None:
@@ -251,34 +299,75 @@ def read_back(context: RankContext, argument: Mapping[str, Any]) -> None:
 def export(context: RankContext, argument: Mapping[str, Any]) -> None:
     """Write the last checkpoint to `exported-N` for each of `exports`, and read it from there.
 
-    An export is the format, `model_type` and dtype of a folder. Files, and rows that take adapters
-    at once, are so small that tensors are cut: see `_FILE_BYTES` and `PROOF_PIECES`.
+    An export is the format, `model_type`, dtype and ranks of a folder, with adapters alone or
+    merged. Files, and rows that take adapters at once, are so small that tensors are cut: see
+    `_FILE_BYTES` and `PROOF_PIECES`. All ranks write; the first rank reads.
     """
     folder, plan = Path(argument["folder"]), Plan.from_json(argument["plans"][1])
     last = checkpoint_path(folder / "run-1" / "checkpoints", argument["num_steps"])
-    base = base_shape(plan.model)
+    writers = writers_of(context, 1)
     for number, chosen in enumerate(argument["exports"]):
         target = folder / f"exported-{number}"
-        target.mkdir()
+        writers.on_first(target.mkdir)
         task = ExportTask(
             checkpoint=str(last),
             folder=str(target),
             shape=plan.model,
             file_bytes=_FILE_BYTES,
             threads=1,
-            tp=1,
-            pp=1,
-            adapters=False,
             sizes=PROOF_PIECES,
             **chosen,
         )
-        write_weights(task, Writers(1))
+        write_weights(task, writers)
+        if context.rank == 0:
+            imported = _import(task, plan.model)
+            save_file(imported, folder / f"imported-{number}.safetensors")
+
+
+def _import(task: ExportTask, model: ModelShape) -> dict[str, torch.Tensor]:
+    """Return the weights and moments that a run reads from a folder, in pieces as of ranks.
+
+    The key of a moment is its kind and the name of its weight.
+    """
+    folder, base, exchange = Path(task.folder), base_shape(model), SingleRankCommunicator()
+    specs = {spec.name: spec for spec in (*parameters(model), *router_biases(base))}
+    if task.adapters:
+        text = adapter_config(model, hub_config(base).architecture)
+        (folder / ADAPTER_CONFIG).write_text(text, encoding="utf-8")
+        files = find_adapters(folder, model)
+    else:
         write_config(task, {})
-        specs = (*parameters(base), *router_biases(base))
-        weights = {spec.name: torch.zeros(spec.shape, dtype=torch.float64) for spec in specs}
-        exchange = SingleRankCommunicator()
-        load_weights(find_weights(target, base), whole_shards(weights), exchange, PROOF_PIECES)
-        save_file(weights, folder / f"imported-{number}.safetensors")
+        files = find_weights(folder, base)
+    values = {
+        kind: {name: torch.zeros(specs[name].shape, dtype=torch.float64) for name in places}
+        for kind, places in {"": files.sources, **files.moments}.items()
+    }
+    cut = {kind: _in_pieces(of_kind) for kind, of_kind in values.items()}
+    load_weights(files, cut.pop(""), exchange, PROOF_PIECES)
+    load_moments(files, cut, exchange, PROOF_PIECES)
+    return {
+        f"{kind} {name}".strip(): value
+        for kind, of_kind in values.items()
+        for name, value in of_kind.items()
+    }
+
+
+def _in_pieces(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[Shard]]:
+    """Return views of tensors that are cut along every dim, as shards of ranks."""
+    shards: dict[str, list[Shard]] = {}
+    for name, tensor in tensors.items():
+        cuts = [(slice(0, size // 3), slice(size // 3, size)) for size in tensor.shape]
+        shards[name] = [
+            Shard(
+                name=name,
+                global_shape=tuple(tensor.shape),
+                offset=tuple(part.start for part in place),
+                tensor=tensor[place],
+                primary=True,
+            )
+            for place in product(*cuts)
+        ]
+    return shards
 
 
 def _job(plan: Plan, argument: Mapping[str, Any]) -> Job:
@@ -319,9 +408,12 @@ def _run(
         loop.run()
         loop.engine.model.gathering.settle()
     finally:
+        # A run that an error ends also reports its steps.
+        path = folder / f"run-{number}-rank-{context.rank:04d}.json"
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(reporter.reports), encoding="utf-8")
+        part.rename(path)
         loop.engine.close()
-    path = folder / f"run-{number}-rank-{context.rank:04d}.json"
-    path.write_text(json.dumps(reporter.reports), encoding="utf-8")
 
 
 @torch.no_grad()

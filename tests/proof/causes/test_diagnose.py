@@ -32,6 +32,11 @@ def test_a_wrong_loss_is_explained_by_a_wrong_gradient_of_the_step() -> None:
     assert "the loss is wrong too: 3.3 instead of 2" in found.says
     alone = told({}, RankReport(loss=4.0), RankReport())
     assert (alone.rule, alone.factor) == ("prove-loss", "dp")
+    assert "gradients are right: the reported loss is wrong" in alone.says
+    both = {(rank, "gradients"): {"v": GRADIENT["v"] * 3} for rank in (0, 1)}
+    found = told(both, RankReport(loss=4.0), RankReport())
+    assert (found.rule, found.factor) == ("prove-loss", "dp")
+    assert "gradients are wrong too (v: 3 times the right value)" in found.says
 
 
 def test_elements_of_a_gradient_that_nothing_explains_do_not_hide_a_wrong_loss() -> None:

@@ -1,8 +1,17 @@
-"""The axis that tells wrong ranks from right ones."""
+"""The axis that tells wrong ranks from right ones, and the cause that explains the most."""
 
 from __future__ import annotations
 
-from echelon.proof.causes.finding import ProofFinding, distinguishing_axis, with_distinguishing_axis
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from echelon.proof.causes.finding import (
+    ProofFinding,
+    distinguishing_axis,
+    most_telling,
+    no_cause,
+    with_distinguishing_axis,
+)
 from echelon.proof.evidence.captured import RankReport
 from echelon.proof.evidence.mesh import named_groups
 from tests.parallel.layouts import MIXTRAL, plan_of
@@ -67,3 +76,44 @@ def test_programs_have_the_axes_of_their_mesh() -> None:
     assert distinguishing_axis(axes, {0, 2}, range(4)) == ("tp", [0])
     assert distinguishing_axis(axes, {2, 3}, range(4)) == ("dp", [1])
     assert distinguishing_axis(axes, {1, 2}, range(4)) is None
+
+
+def fits(
+    **causes: Sequence[ProofFinding],
+) -> Callable[[], Iterator[tuple[str, Sequence[ProofFinding]]]]:
+    return lambda: iter(causes.items())
+
+
+HALF, SUM = ProofFinding("1/dp", "half", "dp"), ProofFinding("missing sum", "a part", "tp")
+
+
+def test_the_cause_that_explains_more_wrong_tensors_wins() -> None:
+    others = fits(a=[SUM], b=[SUM, HALF], c=[])
+    assert most_telling([HALF, SUM], others) == SUM
+    assert most_telling([SUM, HALF], fits(a=[SUM, HALF])) == SUM, "of equals the first"
+    assert most_telling([HALF, SUM], fits(a=[SUM, HALF])) == HALF, "of equals the first"
+    assert most_telling([], others) is None
+
+
+def test_a_cause_that_explains_one_tensor_alone_says_so() -> None:
+    told = most_telling([HALF], fits(a=[SUM], b=[SUM], c=[]))
+    assert told is not None
+    assert told.factor == "1/dp"
+    assert (
+        told.description == "half; 2 of 3 other wrong tensors are wrong in another way (a: a part)"
+    )
+
+
+def test_a_number_is_the_same_cause_with_the_same_value_only() -> None:
+    triple, double = (ProofFinding("number", f"{v} times", value=v) for v in (3.0, 2.0))
+    assert most_telling([triple], fits(a=[SUM], b=[SUM], c=[double])) == replace(
+        SUM, tensor="a", description="a part; so are 2 of 3 other wrong tensors"
+    )
+    assert most_telling([triple], fits(a=[SUM], b=[triple], c=[triple])) == triple
+
+
+def test_what_is_excluded_has_the_part_that_it_leaves() -> None:
+    says = no_cause({"a factor": 0.9, "a sum over dp": 1.2})
+    assert says.endswith(
+        "excluded, with the part that each leaves: a factor 90 %, a sum over dp 120 %"
+    )

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from math import pi
 from typing import Any
 
 import pytest
 import torch
 
 from echelon.core.experts import Balance
+from echelon.core.model_shape import Experts, RopeScaling
 from echelon.core.plan import Plan, Precision
+from echelon.models import rotary
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Block
+from echelon.parallel.expert.inner_activation import InnerActivation
 from echelon.parallel.expert.router import Router
 from echelon.parallel.operations import RankOperations
 from echelon.training import engine
@@ -138,6 +143,88 @@ def means_subtracted(patch: pytest.MonkeyPatch, plan: Plan) -> None:
         return norm(self, x - x.mean(-1, keepdim=True), *rest)
 
     patch.setattr(RankOperations, "norm", changed)
+
+
+STRETCHED: dict[str, Any] = {
+    "rope_theta": 500_000.0,
+    "rope_scaling": RopeScaling(
+        kind="llama3",
+        factor=8.0,
+        original_positions=8192,
+        low_frequency_factor=1.0,
+        high_frequency_factor=4.0,
+    ),
+}
+
+
+@mutant(Told("prove-activations", "layers.0.attention", "slice", plan={"model": STRETCHED}))
+def frequencies_are_not_blended(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Keep each frequency that is not low as it is, as if none lay between low and high."""
+
+    def stepped(
+        frequencies_E: torch.Tensor, scaling: RopeScaling, theta: float, length: int
+    ) -> torch.Tensor:
+        assert scaling.original_positions is not None
+        turns_E = scaling.original_positions * frequencies_E / (2 * pi)
+        return torch.where(turns_E < 1.0, frequencies_E / scaling.factor, frequencies_E)
+
+    patch.setattr(rotary, "scale_frequencies", stepped)
+
+
+CLAMPED: dict[str, Any] = {
+    "model": replace(MIXTRAL, experts=Experts(num_experts=8, top_k=2, ffn=12, limit=7.0)),
+    "dp": 2,
+}
+
+
+def _clamp_by(patch: pytest.MonkeyPatch, change: Callable[[Any, Any], tuple[Any, Any]]) -> None:
+    """Clamp otherwise in experts: `change` makes the least and the largest number other ones."""
+
+    def within(method: Any) -> Any:
+        def changed(self: InnerActivation, *args: Any) -> Any:
+            with pytest.MonkeyPatch.context() as inner:
+                inner.setattr(torch.Tensor, "clamp", clamp)
+                inner.setattr(torch, "clamp", clamp)
+                return method(self, *args)
+
+        return changed
+
+    def clamp(x: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
+        least, most = change(*args) if args else change(None, named.pop("max"))
+        return right(x, least, most, **named)
+
+    right = torch.clamp
+    for name in ("forward", "backward"):
+        patch.setattr(InnerActivation, name, within(getattr(InnerActivation, name)))
+
+
+@mutant(
+    Told("prove-activations", "layers.0.mlp", "none", plan=CLAMPED, of=plan_of),
+)
+def no_least_number_of_an_expert(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Clamp what is gated from above alone."""
+    _clamp_by(patch, lambda least, most: (None, most))
+
+
+@mutant(
+    Told("prove-activations", "layers.0.mlp", "none", plan=CLAMPED, of=plan_of),
+)
+def gate_of_an_expert_has_a_least_number(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Clamp gates from below, too, as what they gate."""
+    _clamp_by(patch, lambda least, most: (-most, most))
+
+
+@mutant(Told("prove-gradients", "layers.1.mlp_norm", "none", plan=CLAMPED, of=plan_of))
+def gradient_beyond_a_clamp(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Let gradients pass where gates are clamped."""
+    backward = InnerActivation.backward
+
+    def passing(self: InnerActivation, *args: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(torch.Tensor, "masked_fill_", lambda x, mask, value: x)
+            return backward(self, *args)
+
+    patch.setattr(InnerActivation, "backward", passing)
 
 
 DROPOUT: dict[str, Any] = {"model": {"dropout": 0.2}}

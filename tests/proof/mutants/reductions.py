@@ -124,6 +124,7 @@ def missing_all_reduce(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 @mutant(
     Told("prove-gradients", "head.weight", "dp", "dp", plan={"dp": 4}),
+    Told("prove-gradients", "head.weight", "dp", "dp", plan={"dp": 2, "tp": 2}),
 )
 def doubled_all_reduce(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Reduce every bucket twice."""
@@ -203,6 +204,7 @@ def column_backward_not_summed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 
 @mutant(
     Told("prove-activations", "layers.0.attention.o.weight", "tp", "tp", plan={"tp": 4}),
+    Told("prove-activations", "layers.0.attention.o.weight", "tp", "tp", plan={"dp": 2, "tp": 2}),
 )
 def row_forward_doubled(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Sum the output of every row-parallel layer twice."""
@@ -223,6 +225,13 @@ def row_forward_doubled(patch: pytest.MonkeyPatch, plan: Plan) -> None:
         "tp",
         "tp",
         plan={"tp": 4, "model": {"output_bias": True, "mlp_bias": True}},
+    ),
+    Told(
+        "prove-activations",
+        "layers.0.attention.o.bias",
+        "tp",
+        "tp",
+        plan={"dp": 2, "tp": 2, "model": {"output_bias": True, "mlp_bias": True}},
     ),
 )
 def bias_per_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:

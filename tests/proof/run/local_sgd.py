@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -137,3 +138,54 @@ def scale_of_the_next_block(patch: pytest.MonkeyPatch, plan: Plan) -> None:
         return found.roll(-1, dims=1) if name.endswith(".scales") else found
 
     patch.setattr(quantised, "_gathered", shifted)
+
+
+def halves(**local: Any) -> Plan:
+    """Return two islands of two tensor ranks, each of which has half of the columns of some."""
+    return with_islands(layout(accumulation=1, tp=2), **local)
+
+
+def _of_columns(
+    patch: pytest.MonkeyPatch, change: Callable[[quantised._Part], quantised._Part]
+) -> None:
+    parts = quantised._parts
+    patch.setattr(quantised, "_parts", lambda *args: tuple(map(change, parts(*args))))
+
+
+@mutant(
+    Told(
+        "prove-outer-step",
+        "layers.0.attention.o.weight",
+        "none",
+        "dp_replicate",
+        step=1,
+        plan={"gradients": "int8"},
+        of=halves,
+    )
+)
+def blocks_begin_with_the_columns_of_a_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Take the scale of the first block of a row for the first that a rank has a part of."""
+    _of_columns(
+        patch,
+        lambda part: replace(part, first_block=part.first_block - part.columns.start // part.block),
+    )
+
+
+@mutant(
+    Told(
+        "prove-outer-step",
+        "layers.0.attention.o.weight",
+        "none",
+        "dp_replicate",
+        step=1,
+        plan={"gradients": "int8"},
+        of=halves,
+    )
+)
+def blocks_are_counted_from_the_columns_of_a_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Cut the columns of a rank into blocks of its own."""
+
+    def block_of_column(self: quantised._Part, device: torch.device) -> torch.Tensor:
+        return torch.arange(len(self.columns), device=device) // self.block
+
+    patch.setattr(quantised._Part, "block_of_column", block_of_column)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,37 @@ def test_a_planted_bug_is_named(bug: str, rank_pool: RankPool, tmp_path: Path) -
     told = proof.diagnosis
     assert told is not None
     assert (told.rule, told.tensor, told.factor, told.axis) == wanted, told.says
+
+
+SCALED = {"return self.head(h)": "return self.scale * self.head(h)"}
+FIRST = {
+    "self.embedding = nn": "self.scale = nn.Parameter(torch.ones(1))\n        self.embedding = nn"
+}
+LAST = {
+    "self.head = nn.Linear(WIDTH, VOCAB)": "self.head = nn.Linear(WIDTH, VOCAB)\n"
+    "        self.scale = nn.Parameter(torch.ones(1))"
+}
+
+
+@pytest.mark.parametrize(
+    ("bug", "place", "wanted"),
+    [
+        ("mean of means", LAST, ("head.bias", "mean of means", "dp")),
+        ("no decay", FIRST, ("embedding.weight", "weight decay", "")),
+        ("another rate", FIRST, ("scale", "number", "")),
+    ],
+)
+def test_a_single_number_fits_any_factor_and_others_name_the_cause(
+    bug: str,
+    place: Mapping[str, str],
+    wanted: tuple[str, str, str],
+    rank_pool: RankPool,
+    tmp_path: Path,
+) -> None:
+    changes = {"DTYPE = torch.float32": EXACT, **SCALED, **place, **BUGS[bug][0]}
+    told = proof_of(rank_pool, tmp_path, "ddp", changes).diagnosis
+    assert told is not None
+    assert (told.tensor, told.factor, told.axis) == wanted, told.says
 
 
 EXACT = "DTYPE = torch.float64"

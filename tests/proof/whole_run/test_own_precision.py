@@ -36,9 +36,9 @@ def test_a_run_in_its_own_precision_holds(rank_pool: RankPool, plan: Plan) -> No
     assert result.diagnosis is None, result.diagnosis.sentence()
     assert all(claim.compared for claim in result.claims)
     assert [claim.rule.id for claim in result.claims] == [
-        "prove-trainer-scale",
-        "prove-trainer-resume",
-        "prove-trainer-resume",
+        *["prove-trainer-scale"] * (2 if plan.mathematics.precision.has_tensor_scales else 1),
+        *["prove-trainer-resume"] * 2,
+        "prove-trainer-import",
     ]
 
 
@@ -64,9 +64,15 @@ BUGS = (
     (FP8, "largest_numbers_are_not_resumed", "prove-trainer-resume", 3, "fp8_scales.history"),
     (FP8, "last_of_the_history_is_lost", "prove-trainer-resume", 3, "fp8_scales.history"),
     (FP8, "updates_are_counted_from_zero", "prove-trainer-resume", 4, "fp8_scales.weights"),
+    (FP16, "no_number_is_no_overflow", "prove-trainer-scale", 3, "step on rank 0"),
+    (FP16, "scale_falls_below_its_floor", "prove-trainer-scale", 4, "loss scale on rank 0"),
+    (FP8, "history_of_all_steps", "prove-trainer-scale", 3, "steps that scales of 8 bits look"),
+    (FP8, "scales_of_the_last_step", "prove-trainer-scale", 2, "scales of "),
+    (BF16, "parameters_are_not_those_of_a_file", "prove-trainer-import", 0, "validation loss"),
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("precision", "bug", "rule", "step", "subject"), BUGS, ids=[bug[1] for bug in BUGS]
 )
@@ -78,3 +84,13 @@ def test_a_bug_in_the_own_precision_is_named(
     assert result is not None
     assert (result.rule, result.step) == (rule, step), result.sentence()
     assert result.tensor.startswith(subject), result.sentence()
+
+
+@pytest.mark.slow
+def test_an_overflow_of_another_rank_is_not_forgotten(rank_pool: RankPool) -> None:
+    wrong = f"{WRONG}:overflows_of_the_first_rank_alone"
+    for plan in (layout(tp=2, precision=FP16), layout(pp=2, precision=FP16)):
+        result = own_precision_pass(plan, run_ranks=rank_pool.run, train=wrong).diagnosis
+        assert result is not None
+        assert (result.rule, result.step) == ("prove-trainer-scale", 3), result.sentence()
+        assert "it ends the run: error[loss-not-finite]: step 4" in result.sentence()

@@ -13,8 +13,10 @@ from echelon.interop.hugging_face.folder import FolderTensor
 from echelon.interop.weight_names.names import WeightNaming, find_naming
 from echelon.interop.weight_names.source import ParameterSource, RotaryPairs
 from echelon.training import whole_run
-from echelon.training.weights import export
-from echelon.training.weights.writers import task
+from echelon.training.checkpoint.shard_file import tensor_bytes
+from echelon.training.weights import export, load
+from echelon.training.weights.writers import formats, megatron, task
+from echelon.training.weights.writers.archive import OpenArchive
 from tests.proof.whole_run.wrong_trainers import planted
 
 QUERY = "layers.1.attention.q.weight"
@@ -133,3 +135,64 @@ def names_with_pairs(*args: Any) -> WeightNaming | None:
 def table_of_names_has_pairs(patch: pytest.MonkeyPatch) -> None:
     """Write by a wrong table of names; the prover may have the same one."""
     patch.setattr("echelon.interop.hugging_face.folder.find_naming", names_with_pairs)
+
+
+@planted(whole_run.export)
+def columns_of_a_rank_are_the_first(patch: pytest.MonkeyPatch) -> None:
+    """Read the first columns of a file into each piece of a matrix."""
+    meet = load._meet
+
+    def first(name: str, weights: Any, run: Any, target: torch.Tensor, column: int) -> Any:
+        return meet(name, weights, run, target, 0)
+
+    patch.setattr(load, "_meet", first)
+
+
+@planted(whole_run.export)
+def moments_change_places(patch: pytest.MonkeyPatch) -> None:
+    """Write what Adam keeps of squares where its mean of gradients belongs, and the other way."""
+
+    def swapped(**fields: Any) -> formats.UniversalFolder:
+        models = dict(fields["models"])
+        models["exp_avg"], models["exp_avg_sq"] = models["exp_avg_sq"], models["exp_avg"]
+        return right(**{**fields, "models": models})
+
+    right = formats.UniversalFolder
+    patch.setattr(formats, "UniversalFolder", swapped)
+
+
+@planted(whole_run.export)
+def halves_of_a_gate_are_not_told_apart(patch: pytest.MonkeyPatch) -> None:
+    """Cut the gate and what it gates as one matrix, for the tensor ranks of Megatron-LM."""
+    cutter = megatron._cutter
+    patch.setattr(megatron, "_cutter", lambda key, gated, tp: cutter(key, False, tp))
+
+
+@planted(whole_run.export)
+def last_rows_of_a_part_come_too_early(patch: pytest.MonkeyPatch) -> None:
+    """Write the last rows of what lies in pieces over those before them, if they are fewer."""
+
+    def write(self: OpenArchive, key: str, *values: torch.Tensor) -> None:
+        with self._file.open("r+b") as stream:
+            stream.seek(self._places[key].start)
+            for value in values:
+                at_once = self._rows_at_once(value)
+                rows = len(value) if value.is_contiguous() else max(1, at_once)
+                for part in value.split(rows):
+                    if len(part) < rows:
+                        stream.seek(-part[0].numel() * part.element_size(), 1)
+                    stream.write(tensor_bytes(part))
+
+    patch.setattr(OpenArchive, "write", write)
+
+
+@planted(whole_run.export)
+def adapters_in_the_order_of_pairs(patch: pytest.MonkeyPatch) -> None:
+    """Write rows of adapters of queries with the two dims of each pair side by side."""
+    right = task.adapter_tensors
+
+    def turned(*args: Any) -> tuple[FolderTensor, ...]:
+        name = QUERY.replace(".weight", ".lora_b.weight")
+        return with_source(right(*args), name, order=RotaryPairs(period=6, start=0))
+
+    patch.setattr(task, "adapter_tensors", turned)

@@ -11,8 +11,8 @@ from echelon.cost.peak.rank_peak import with_few_microbatches
 from echelon.interop.export import export_plan
 from echelon.layout.islands import inner_plan, islands_of, without_losses
 from echelon.proof.oracle.loss_scale import with_scale
-from echelon.proof.run import offloaded_to
-from echelon.proof.shrink import shrink, without_8_bits
+from echelon.proof.run import offloaded_to, without_8_bits
+from echelon.proof.shrink import shrink
 from echelon.proof.sum_bounds import with_exact_sums, with_rounded_sums
 from echelon.proof.whole_run.whole_run import PROMPTS, other_layout, with_bytes
 from echelon.rehearsal.rank import with_short_rounds

@@ -72,7 +72,7 @@ class LocalSgd:
         OuterGradients, Configured("what islands send: differences, or codes of 8 bits")
     ] = "fp32"
     """What travels: outer gradients themselves (in the dtype of masters, float32 at the least), or
-    codes of 8 bits with a scale for each `OUTER_BLOCK` of them."""
+    codes of 8 bits with a scale for each `outer_block` of them."""
     fragments: Annotated[int, Configured("parts of the model that meet in steps of their own")] = 1
     delay: Annotated[int, Configured("steps from a meeting to its outer step", FROM_ZERO)] = 0
     """Steps after a meeting at whose end its outer step is taken."""
@@ -93,6 +93,8 @@ class LocalSgd:
     ] = DEFAULT_RESTARTS
     """How often each lost island is started again. Neither changes what a run computes that loses
     none."""
+    outer_block: int = OUTER_BLOCK
+    """Numbers of a row that share a scale; fewer in a proof, whose rows are short."""
     island: int = 0
     """In the plan of one island (`layout/islands.py`): which of them it is."""
 

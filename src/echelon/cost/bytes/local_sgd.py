@@ -31,7 +31,6 @@ from collections.abc import Iterator, Sequence
 
 from echelon.core.axis import Axis
 from echelon.core.choices.collective_algorithms import BACKEND
-from echelon.core.choices.local_sgd import OUTER_BLOCK
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.all_reduce import SumGroup, sum_group
 from echelon.cost.bytes.data import STAGE_AXIS
@@ -130,9 +129,10 @@ def element_bytes(plan: Plan) -> int:
 
 def sent_element_bytes(plan: Plan) -> float:
     """Return the bytes that an outer gradient takes of a weight, as it travels."""
-    if not plan.mathematics.local_sgd.quantised:
+    local = plan.mathematics.local_sgd
+    if not local.quantised:
         return float(element_bytes(plan))
-    return 1.0 + element_bytes(plan) / OUTER_BLOCK
+    return 1.0 + element_bytes(plan) / local.outer_block
 
 
 def _met(

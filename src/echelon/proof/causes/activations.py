@@ -10,6 +10,7 @@ Shape suffixes: B sequences, T positions, N = B * T tokens, n those of a rank, W
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -18,7 +19,7 @@ import torch
 
 from echelon.models.decoder import FINAL_NORM, INPUT, OUTPUT
 from echelon.proof.causes.factors import common_factor, named_factor
-from echelon.proof.causes.finding import ProofFinding, with_distinguishing_axis
+from echelon.proof.causes.finding import ProofFinding, no_cause, with_distinguishing_axis
 from echelon.proof.causes.forward.losses import explain_microbatch_losses
 from echelon.proof.causes.forward.row_pieces import chunk_variants, row_piece_variants
 from echelon.proof.causes.gradients.gradients import missing_sums
@@ -40,7 +41,7 @@ from echelon.proof.evidence.fits import (
     nearly_equal,
     relative_residual,
 )
-from echelon.proof.evidence.mesh import named_groups
+from echelon.proof.evidence.mesh import group_of, named_groups
 from echelon.proof.oracle.oracle import OracleStep, hearing, loss_of_tokens
 
 _SAME = 1e-9  # relative difference
@@ -90,7 +91,10 @@ def explain_activation(evidence: PlanEvidence, failure: Check) -> ProofFinding:
     place = _between(oracle, name)
     found = _by_losses(evidence, failure) or next(_findings(activation), None)
     if found is None:
-        found = ProofFinding("none", f"another function: {_direction(activation)}")
+        says = f"another function: {_direction(activation)}"
+        if wrong:
+            says += f"; {no_cause(_excluded(activation))}"
+        found = ProofFinding("none", says)
         found = told_by_slice(found, _slice_of(activation, right_BTW))
     if not wrong:
         return ProofFinding("missing", failure.detail, tensor=tensor_at(name))
@@ -211,7 +215,7 @@ def _scalar(activation: WrongActivation) -> Iterator[ProofFinding]:
     fits = [fit_factor(copy.values_nW, copy.right_rows(right_BTW)) for copy in activation.wrong]
     common = common_factor(fits, EXPLAINED)
     if common and not nearly_equal(common[0], 1.0):
-        yield named_factor(activation.evidence, activation.oracle, *common)
+        yield named_factor(activation.evidence, activation.oracle, *common, of="forward")
 
 
 def _block_order(activation: WrongActivation) -> Iterator[ProofFinding]:
@@ -284,6 +288,27 @@ def _turned(activation: WrongActivation) -> Iterator[ProofFinding]:
         yield ProofFinding("columns permuted", "the right numbers of each token in another order")
     elif all(_same(seen.norm(dim=-1), right.norm(dim=-1)) for seen, right in pairs):
         yield ProofFinding("rotated", "of the right length for each token, in another direction")
+
+
+def _excluded(activation: WrongActivation) -> Mapping[str, float]:
+    """The causes tried on an activation, each with the share that it leaves unexplained."""
+    right_BTW = activation.right_BTW
+    pairs = [(copy.values_nW, copy.right_rows(right_BTW)) for copy in activation.wrong]
+    seen_nW, right_nW = (torch.cat(some) for some in zip(*pairs, strict=True))
+    held = {
+        rank: whole_activation([c for c in activation.wrong if c.rank == rank], right_BTW)
+        for rank in dict.fromkeys(copy.rank for copy in activation.wrong)
+    }
+    left = {"a factor": fit_factor(seen_nW, right_nW)[1]}
+    for axis, groups in named_groups(activation.evidence.plan):
+        copies = [held[rank] for rank in group_of(groups, min(held)) if rank in held]
+        if len(copies) > 1:
+            total_BTW = torch.stack(copies).nan_to_num(0.0).sum(0)
+            left[f"a sum over {axis}"] = relative_residual(total_BTW, right_BTW)
+    in_order = (seen_nW.sort(-1).values, right_nW.sort(-1).values)
+    left["another order of columns"] = relative_residual(*in_order)
+    left["another direction"] = relative_residual(seen_nW.norm(dim=-1), right_nW.norm(dim=-1))
+    return {cause: share for cause, share in left.items() if math.isfinite(share)}
 
 
 def _direction(activation: WrongActivation) -> str:

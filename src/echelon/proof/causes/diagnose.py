@@ -20,7 +20,12 @@ from echelon.layout.stage import pieces_of
 from echelon.parallel.completion.in_flight import RaceKind
 from echelon.proof.causes.activations import explain_activation, explain_backward, tensor_at
 from echelon.proof.causes.factors import named_factor
-from echelon.proof.causes.finding import Diagnosis, ProofFinding, with_distinguishing_axis
+from echelon.proof.causes.finding import (
+    VAGUE,
+    Diagnosis,
+    ProofFinding,
+    with_distinguishing_axis,
+)
 from echelon.proof.causes.first_weights import explain_first_weights
 from echelon.proof.causes.forward.losses import (
     explain_loss,
@@ -77,10 +82,7 @@ _EXACT_RULES = frozenset(
 )
 """Claims that know no rounding, or tell it apart, in the plan's own precision too."""
 
-_VAGUE = ("none", "slice")
-"""Factors of a gradient without an explanation."""
-
-_VAGUE_UPDATES = (*_VAGUE, "other size", "zero")
+_VAGUE_UPDATES = (*VAGUE, "other size", "zero")
 """Factors of an update that do not need the right gradient."""
 
 _LESS_THAN_LABELS = ("parts missing", "parts weighted", "wrong norm")
@@ -99,11 +101,13 @@ def diagnose(evidence: JudgedEvidence, results: Sequence[ClaimResult]) -> Diagno
     if isinstance(evidence, PlanEvidence):
         result, failure = _as_a_factor(results, *_before_its_router(evidence, results, *first))
         finding = _explain(evidence, result.rule.id, failure)
+        finding = _with_gradients(evidence, results, failure, finding)
         return Diagnosis.of(result, failure, finding, _where(evidence.plan, finding.tensor))
     result, failure = first
     finding = _explain(evidence, result.rule.id, failure)
     if finding.factor == "none" and result.rule.id == rules.PROVE_LOSS.id:
         result, failure, finding = _by_gradient(evidence, results, (result, failure, finding))
+    finding = _with_gradients(evidence, results, failure, finding)
     result, failure, finding = _by_update(evidence, results, (result, failure, finding))
     finding = _by_what_passed(evidence, result, failure, finding) or finding
     finding = _or_rounding(failure, finding, rough=evidence.tolerance.own_precision)
@@ -180,7 +184,7 @@ def _rounding(failure: Check, why: str) -> ProofFinding:
 
 def _or_rounding(failure: Check, finding: ProofFinding, *, rough: bool = False) -> ProofFinding:
     """Name rounding as the cause of a small error without another cause."""
-    if finding.factor not in _VAGUE or not failure.error > 0:
+    if finding.factor not in VAGUE or not failure.error > 0:
         return finding
     if rough and failure.allowed < failure.error < max(_COARSE, 4 * failure.allowed):
         return replace(_rounding(failure, _COARSER), ranks=finding.ranks, tensor=finding.tensor)
@@ -198,17 +202,17 @@ def _by_what_passed(
     if finding.factor == "zero" and rule == rules.PROVE_GRADIENTS.id:
         lost = explain_lost_weight(evidence, step, failure.subject)
         return None if lost is None else replace(lost, ranks=finding.ranks)
-    if finding.factor not in _VAGUE:
+    if finding.factor not in VAGUE:
         return None
     if rule == rules.PROVE_LOSS.id:
         of_labels = explain_token_losses(evidence, failure)
         return of_labels or _by_forward(evidence, step)
     if rule in _GRADIENTS:
         forward = _by_forward(evidence, step)
-        if forward is not None and forward.factor not in _VAGUE:
+        if forward is not None and forward.factor not in VAGUE:
             return forward
         place = explain_passing(evidence, step, backward=True) or forward
-        if place is None or place.factor not in _VAGUE:
+        if place is None or place.factor not in VAGUE:
             return place
         return replace(place, description=f"{place.description}; {finding.description}")
     return None
@@ -217,7 +221,7 @@ def _by_what_passed(
 def _by_forward(evidence: CapturedEvidence, step: int) -> ProofFinding | None:
     """The cause of a wrong forward pass: how attention is called, or the first wrong module."""
     finding = explain_passing(evidence, step, backward=False)
-    if finding is not None and finding.factor not in _VAGUE:
+    if finding is not None and finding.factor not in VAGUE:
         return finding
     return explain_attention(evidence, step) or finding
 
@@ -236,10 +240,30 @@ def _by_gradient(
                 of_labels = explain_token_losses(evidence, told[1])
                 if of_labels is not None:
                     return told[0], told[1], of_labels
-            if finding.factor not in _VAGUE:
+            if finding.factor not in VAGUE:
                 says = f"{finding.description}; the loss is wrong too: {told[1].detail}"
                 return result, of_step[0], replace(finding, description=says)
     return told
+
+
+def _with_gradients(
+    evidence: JudgedEvidence, results: Sequence[ClaimResult], failure: Check, finding: ProofFinding
+) -> ProofFinding:
+    """Say of a wrong loss that has a cause how the gradients of its step fare."""
+    if finding.tensor != _NUMBERS[rules.PROVE_LOSS.id] or finding.factor in VAGUE:
+        return finding
+    wrong = [
+        check
+        for result in results
+        for check in result.failures
+        if result.rule.id in _GRADIENTS and check.step == failure.step
+    ]
+    if not wrong:
+        says = "gradients are right: the reported loss is wrong, not the loss of backward"
+    else:
+        first = explain_gradient(evidence, wrong[0])
+        says = f"gradients are wrong too ({wrong[0].subject}: {first.description})"
+    return replace(finding, description=f"{finding.description}; {says}")
 
 
 def _by_update(
@@ -310,7 +334,7 @@ def _tokens(evidence: PlanEvidence, failure: Check) -> ProofFinding:
 def _gradient(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
     """Explain a gradient; without an explanation, name the wrong place of the backward pass."""
     finding = explain_gradient(evidence, failure)
-    if not isinstance(evidence, PlanEvidence) or finding.factor not in _VAGUE:
+    if not isinstance(evidence, PlanEvidence) or finding.factor not in VAGUE:
         return finding
     backward = explain_backward(evidence, failure.step)
     return finding if backward is None else replace(backward, ranks=finding.ranks)

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Literal
 
+from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
 from echelon.layout.buckets import data_degree
 from echelon.proof.causes.finding import ProofFinding
@@ -16,6 +19,7 @@ from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import nearly_equal
 from echelon.proof.evidence.run import INITIAL, PARAMETERS, ReferenceStep
 from echelon.proof.oracle.oracle import OracleStep
+from echelon.schedule.from_plan import stage_placement_from_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +104,99 @@ def name_factor(value: float, known: Sequence[Factor], residual: float = 0.0) ->
         return ProofFinding(
             "number", f"{value:.6g} times the right value", value=value, residual=residual
         )
-    axes = [factor.axis for factor in same if factor.axis]
-    names = " = ".join(dict.fromkeys(factor.name for factor in same))
+    factor, axis = _name_and_axis(same)
     says = {"zero": "zero", "sign": "the right value with its sign turned"}.get(
-        same[0].name, f"{value:.6g} times the right value ({names})"
+        factor, f"{value:.6g} times the right value ({_names(same)})"
     )
-    return ProofFinding(
-        same[0].name, says, " or ".join(dict.fromkeys(axes)), value=value, residual=residual
-    )
+    return ProofFinding(factor, says, axis, value=value, residual=residual)
+
+
+def _names(same: Sequence[Factor]) -> str:
+    return " = ".join(dict.fromkeys(factor.name for factor in same))
+
+
+def _name_and_axis(same: Sequence[Factor]) -> tuple[str, str]:
+    """Name of the first of equal factors, and all their axes."""
+    axes = dict.fromkeys(factor.axis for factor in same if factor.axis)
+    return same[0].name, " or ".join(axes)
+
+
+def by_reach(
+    evidence: JudgedEvidence,
+    step: ReferenceStep,
+    finding: ProofFinding,
+    wrong: set[str],
+    parameter: str,
+) -> ProofFinding:
+    """Name a factor of a gradient by the axes whose sums reach all that is wrong, and no more.
+
+    Several axes may have the degree that a gradient is off by. Gradients between blocks are right,
+    so the sums of gradients make it, and each axis sums other gradients.
+    """
+    value, named = finding.value or 0.0, (finding.factor, finding.axis)
+    for known in _known_of(evidence, step, parameter):
+        same = [factor for factor in known if nearly_equal(factor.value, value)]
+        if not same or _name_and_axis(same) != named:
+            continue
+        shares = [_share_reached(evidence, wrong, factor) for factor in same]
+        best = [factor for factor, share in zip(same, shares, strict=True) if share == max(shares)]
+        excluded = dict.fromkeys(f.name for f in same if f.axis and f not in best)
+        if excluded:
+            says = f"{value:.6g} times the right value ({_names(best)}): {len(wrong)} of "
+            says += f"{len(step.gradients)} gradients are wrong, and not as "
+            says += f"{' or '.join(excluded)} would have them; gradients between blocks are right"
+            factor, axis = _name_and_axis(best)
+            return replace(finding, factor=factor, axis=axis, description=says)
+    return finding
+
+
+def _share_reached(evidence: JudgedEvidence, wrong: set[str], factor: Factor) -> float:
+    """Share of the wrong gradients in those that are wrong, or that sums over an axis reach.
+
+    Only units with a wrong gradient count: a sum may go wrong in some buckets alone.
+    """
+    if not wrong:
+        return 0.0
+    units = {_unit_of(name) for name in wrong}
+    if isinstance(evidence, CapturedEvidence):
+        near = [name for name in evidence.run.shapes if _unit_of(name) in units]
+        axes, split = set(factor.axis.split(" and ")), evidence.run.split_axes
+        reached = [[name for name in near if axes.issubset(split(name)[k])] for k in (0, 1)]
+        reached = reached if factor.axis else [near]
+    else:
+        specs = [s for name, s in evidence.run.trained.items() if _unit_of(name) in units]
+        stages = stage_placement_from_plan(evidence.plan)
+        mirrored = any(len(stages.owners_of(s)) > 1 for s in range(evidence.plan.num_stages))
+        all_units = {_unit_of(name) for name in evidence.run.trained}
+        reached = [
+            [s.name for s in some]
+            for some in _reached(specs, factor.axis, units < all_units or mirrored)
+        ]
+    return max(len(wrong & {*some}) / len(wrong | {*some}) for some in reached)
+
+
+def _unit_of(name: str) -> str:
+    """Block of a parameter, by the first number in its name; else the first module."""
+    block = re.match(r".*?\b\d+\b", name)
+    return block[0] if block else name.partition(".")[0]
+
+
+def _reached(
+    specs: Sequence[ParameterSpec], axis: str, over_stages: bool
+) -> Sequence[Sequence[ParameterSpec]]:
+    """Sets of parameters of a plan whose gradients one sum over an axis may reach."""
+    dense, experts = ([s for s in specs if (s.expert is None) == kind] for kind in (True, False))
+    sets: dict[str, Sequence[Sequence[ParameterSpec]]] = {
+        "tp": [
+            [spec for spec in dense if spec.split_dim is None],
+            [spec for spec in specs if spec.split_dim is not None],
+        ],
+        "edp": [experts],
+        "ep": [experts],
+        "dp": [dense, specs],
+        "pp": [[spec for spec in dense if spec.layer is None], specs if over_stages else []],
+    }
+    return sets.get(axis, [specs, dense, experts])
 
 
 def named_factor(
@@ -117,17 +206,17 @@ def named_factor(
     residual: float = 0.0,
     *,
     parameter: str = "",
-    of_norm: bool = False,
+    of: Literal["norm", "forward", ""] = "",
 ) -> ProofFinding:
     """The finding that a thing of a step is `value` times the right one.
 
-    Of a norm the root of a degree tells most: squares were added up several times. Of a
+    Of a "norm" the root of a degree comes first: squares were added up several times. Of a
     `parameter` of a program, axes along which one place alone holds it are named last: nothing is
-    summed over them.
+    summed over them. A "forward" pass adds nothing up over data ranks or microbatches.
     """
     told = ProofFinding("number", "")
-    for known in _known_of(evidence, step, parameter):
-        if of_norm:
+    for known in _known_of(evidence, step, parameter, of_forward=of == "forward"):
+        if of == "norm":
             known.sort(key=lambda factor: not factor.name.startswith("sqrt"))
         # Where all is rough, a factor is what it is near to.
         near = [one.value for one in known if abs(one.value - value) <= evidence.explained]
@@ -137,13 +226,21 @@ def named_factor(
     return told
 
 
+def in_forward(known: Sequence[Factor]) -> list[Factor]:
+    """The factors of axes that a forward pass adds something up over."""
+    return [factor for factor in known if factor.axis in ("tp", "cp", "ep")]
+
+
 def _known_of(
-    evidence: JudgedEvidence, step: ReferenceStep, parameter: str
+    evidence: JudgedEvidence, step: ReferenceStep, parameter: str, *, of_forward: bool = False
 ) -> Iterator[list[Factor]]:
     if isinstance(evidence, PlanEvidence):
         spec = evidence.run.specs.get(parameter)
         expert = spec is not None and spec.expert is not None
-        yield list(known_factors(evidence.plan, evidence.steps[step.step], expert=expert))
+        known = list(known_factors(evidence.plan, evidence.steps[step.step], expert=expert))
+        if of_forward:
+            yield in_forward(known)
+        yield known
         return
     mesh = evidence.mesh
     counts = {

@@ -18,6 +18,7 @@ from echelon.proof.claims.taken import error_of_update, moves_untaken
 from echelon.proof.claims.value_checks import tensor_checks
 from echelon.proof.evidence.captured import CapturedRun, Reference, ReferencePass
 from echelon.proof.evidence.evidence import (
+    AnyEvidence,
     CapturedEvidence,
     ErrorSample,
     Tolerance,
@@ -162,13 +163,21 @@ def local_gradients(evidence: CapturedEvidence) -> Iterator[Check]:
                 )
 
 
-def is_right(evidence: CapturedEvidence, step: ReferenceStep, name: str) -> bool:
+def is_right(evidence: AnyEvidence, step: ReferenceStep, name: str) -> bool:
     """Return whether the gradient that the optimizer takes is right, or was in its update."""
     wanted = evidence.wanted_gradient(step.step, name)
     error = tensor_error(evidence.run, GRADIENTS, step.step, name, wanted)
     scale = max(float(wanted.norm()), FLOOR * global_norm(step.gradients) * step.clip_scale)
     right = error <= evidence.tolerance.allowed(GRADIENTS, step.step, name) * scale
-    return right or error_of_update(evidence, step, name) is not None
+    if right or not isinstance(evidence, CapturedEvidence):
+        return right
+    return error_of_update(evidence, step, name) is not None
+
+
+def gradients_are_right(evidence: AnyEvidence, step: int) -> bool:
+    """True if a step still begins with right values, and has right gradients."""
+    right = evidence.steps[step]
+    return not right.skipped and all(is_right(evidence, right, name) for name in right.gradients)
 
 
 def reduction_factors(evidence: CapturedEvidence, step: int) -> list[float]:

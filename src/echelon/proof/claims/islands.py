@@ -26,6 +26,7 @@ from echelon.proof.observed import ObservedRun, routing_from_ranks
 from echelon.proof.oracle.local_sgd import IslandOracle, run_islands
 from echelon.proof.oracle.operations import ForcedRouting
 from echelon.proof.oracle.optimizers import global_norm
+from echelon.proof.oracle.oracle import OracleStep
 from echelon.proof.ranks import RankResult, read_results
 
 OUTER_PARAMETERS, OUTER_MOMENTUM = "outer.parameters", "outer.momentum"
@@ -133,6 +134,17 @@ def island_evidence(run: IslandRun, late: LateRun | None) -> list[PlanEvidence]:
             )
         )
     return evidence
+
+
+def run_island(
+    run: IslandRun,
+    island: int,
+    initial: Mapping[str, torch.Tensor],
+    forced: Sequence[ForcedRouting],
+) -> tuple[OracleStep, ...]:
+    """Return the steps of an island of the oracle, whose islands begin from other values."""
+    routes = [forced if index == island else None for index in range(len(islands_of(run.plan)))]
+    return run_islands(run.plan, run.num_steps, initial=initial, forced=routes).islands[island]
 
 
 def _of_island(results: Sequence[RankResult], island: Island) -> list[RankResult]:

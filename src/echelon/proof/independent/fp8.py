@@ -166,7 +166,7 @@ def nearest_squares(x_RC: torch.Tensor, block: int) -> torch.Tensor:
 
 def _nearest_of(x_RC: torch.Tensor, largest: float, table: torch.Tensor) -> torch.Tensor:
     """Return a matrix in 8 bits by the scale that fits a number; what is larger is cut off."""
-    scale = _fitting(torch.tensor([[largest]], dtype=torch.float64), table)
+    scale = fitting(torch.tensor([[largest]], dtype=torch.float64), table)
     return _by_table(x_RC, scale, table)
 
 
@@ -174,11 +174,12 @@ def _nearest(tiles_RK: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Return tiles, one in each row, in 8 bits."""
     if not len(tiles_RK):
         return tiles_RK
-    scale = _fitting(tiles_RK.abs().max(dim=1, keepdim=True).values, table)
+    scale = fitting(tiles_RK.abs().max(dim=1, keepdim=True).values, table)
     return _by_table(tiles_RK, scale, table)
 
 
-def _fitting(largest: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+def fitting(largest: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Return the least powers of two that bring numbers into a table; 1 for zeros."""
     scale = torch.ones_like(largest)
     while bool((too_large := largest > table[-1] * scale).any()):
         scale = torch.where(too_large, 2 * scale, scale)

@@ -105,6 +105,39 @@ def _megatron(model: ModelShape, tensors: _Tensors) -> dict[str, torch.Tensor]:
     return weights
 
 
+def joined_ranks(ranks: Mapping[tuple[int, int], _Tensors]) -> dict[str, torch.Tensor]:
+    """Return the tensors of Megatron-core of which each (stage, tensor rank) has a part."""
+    tensors: dict[str, list[torch.Tensor]] = {}
+    for stage in sorted({stage for stage, _ in ranks}):
+        parts = [ranks[place] for place in sorted(ranks) if place[0] == stage]
+        # Layers of a stage are numbered from 0.
+        for key in sorted(parts[0], key=_layer_of):
+            prefix, _, path = key.partition("layers.")
+            name = f"{prefix}layers.{path.partition('.')[2]}" if path else key
+            tensors.setdefault(name, []).append(_joined(key, [part[key] for part in parts]))
+    return {
+        key: torch.stack(found) if "layers." in key else found[0] for key, found in tensors.items()
+    }
+
+
+def _layer_of(key: str) -> int:
+    path = key.partition("layers.")[2]
+    return int(path.partition(".")[0]) if path else -1
+
+
+def _joined(key: str, parts: list[torch.Tensor]) -> torch.Tensor:
+    """Return a tensor of which each tensor rank has rows, columns, or all."""
+    if key.endswith(("linear_proj.weight", "linear_fc2.weight")):
+        return torch.cat(parts, dim=1)
+    if key.endswith("linear_fc1.weight"):
+        # Each rank has rows of the gate above the same rows of the up projection.
+        halves = [part.chunk(2) for part in parts]
+        return torch.cat([half[place] for place in range(2) for half in halves])
+    if key.endswith(("linear_qkv.weight", "word_embeddings.weight", "output_layer.weight")):
+        return torch.cat(parts)
+    return parts[0]
+
+
 LAYOUTS: Mapping[str, TrainerLayout] = {
     "dcp": TrainerLayout(weights=_torchtitan),
     "megatron": TrainerLayout(weights=_megatron),

@@ -63,13 +63,17 @@ def run_islands(
     *,
     factor: float = 1.0,
     forced: Sequence[Sequence[ForcedRouting] | None] | None = None,
+    initial: Mapping[str, torch.Tensor] | None = None,
 ) -> IslandOracle:
-    """Return `num_steps` of every island of `plan`; `factor` and `forced` as of `run_oracle`.
+    """Return `num_steps` of every island of `plan`; other arguments as of `run_oracle`.
 
-    `forced` has an entry for each island.
+    `forced` has an entry for each island; all islands begin from `initial`.
     """
     local = plan.mathematics.local_sgd
-    runs = [OracleRun(island_plan(plan, i), factor=factor) for i in range(local.islands)]
+    runs = [
+        OracleRun(island_plan(plan, index), factor=factor, initial=initial)
+        for index in range(local.islands)
+    ]
     outer = {
         name: value.to(torch.promote_types(value.dtype, torch.float32))
         for name, value in runs[0].values.items()
@@ -141,17 +145,17 @@ def outer_formula(
 def as_sent(local: LocalSgd, moved: torch.Tensor) -> torch.Tensor:
     """Return what the others get of what an island moved: itself, or what codes of 8 bits say.
 
-    128 consecutive numbers of a row share a scale: the largest of them over the largest code.
+    Consecutive numbers of a row share a scale: the largest of them over the largest code.
     """
     if local.gradients == "fp32":
         return moved
     rows = moved.view(1, -1) if moved.dim() == 1 else moved
-    blocks = [_block_as_sent(local, block) for block in rows.split(128, dim=1)]
+    blocks = [_block_as_sent(local, block) for block in rows.split(local.outer_block, dim=1)]
     return torch.cat(blocks, dim=1).view_as(moved)
 
 
 def _block_as_sent(local: LocalSgd, block: torch.Tensor) -> torch.Tensor:
-    """Return one block of each row [R, at most 128] as its codes say."""
+    """Return one block of each row [R, B] as its codes say."""
     most = block.abs().amax(dim=1, keepdim=True)
     scale = torch.where(most > 0, most / (127 if local.gradients == "int8" else 448), 1.0)
     codes = block / scale

@@ -24,9 +24,16 @@ from safetensors.torch import load_file
 
 from echelon.core.errors import ConfigError, first_line
 from echelon.core.model_shape import ModelShape
-from echelon.core.parameters import base_shape, router_bias_name, router_biases
+from echelon.core.parameters import (
+    base_shape,
+    is_adapter,
+    parameters,
+    router_bias_name,
+    router_biases,
+)
 from echelon.core.plan import DType, Plan
 from echelon.core.rulebook.prove import PROVE_TRAINER_EXPORT, PROVE_TRAINER_IMPORT
+from echelon.interop.hugging_face.adapters import adapter_tensors
 from echelon.interop.hugging_face.folder import folder_tensors, hub_config
 from echelon.interop.weight_names.source import ParameterSource
 from echelon.models.precision import TORCH_DTYPES
@@ -37,7 +44,7 @@ from echelon.proof.evidence.fits import EXPLAINED, FLOOR, fit_factor
 from echelon.proof.independent.hugging_face.beside import merged, missing
 from echelon.proof.independent.hugging_face.configuration import transformers_model
 from echelon.proof.independent.hugging_face.folder import FolderModel
-from echelon.proof.independent.layouts import LAYOUTS
+from echelon.proof.independent.layouts import LAYOUTS, joined_ranks
 from echelon.proof.independent.sequence import SequenceRun
 from echelon.proof.whole_run.one_device import OneDeviceRun, RunTexts, logits_of, text_run
 
@@ -59,12 +66,20 @@ class Export:
     to: str
     model_type: str | None = None
     dtype: DType = "fp64"
+    tp: int = 1
+    """Tensor ranks that files are of."""
+    pp: int = 1
+    """Stages that files are of."""
+    adapters: bool = False
+    """Whether it has adapters alone, as PEFT has them."""
 
     @property
     def name(self) -> str:
         """Its name in a table: ``dcp of llama in bf16``."""
         names = f" of {self.model_type}" * (self.model_type is not None)
-        return f"{self.to}{names}" + f" in {self.dtype}" * (self.dtype != "fp64")
+        ranks = f" of tp{self.tp} x pp{self.pp}" * (self.tp * self.pp > 1)
+        dtype = f" in {self.dtype}" * (self.dtype != "fp64")
+        return "adapters of " * self.adapters + f"{self.to}{names}{ranks}{dtype}"
 
 
 def has_own_layout(model: ModelShape) -> bool:
@@ -92,15 +107,35 @@ def exports_of(plan: Plan, own: DType) -> tuple[Export, ...]:
         Export(to=_OWN),
         *(Export(to=to) for to, layout in LAYOUTS.items() if layout.has(base)),
     ]
+    if LAYOUTS["megatron"].has(base):
+        # Two of each, where they divide.
+        tp, pp = 2 - (base.kv_heads | base.ffn) % 2, 2 - base.layers % 2
+        exports.append(Export(to="megatron-legacy", tp=tp, pp=pp))
     if not why_not_read(plan):
         hub = hub_config(base).model_type
         exports += [Export(to=to, model_type=hub) for to in (_HUB, "dcp")]
         # A universal folder has what an optimizer trains, and so no biases of routers.
         if not router_biases(base):
             exports.append(Export(to=_UNIVERSAL, model_type=hub, dtype="fp32"))
+        if plan.model.lora is not None and _has_adapters_apart(plan.model):
+            exports.append(Export(to=_HUB, model_type=hub, adapters=True))
     if own != "fp64":
         exports.append(replace(exports[0], dtype=own))
     return tuple(exports)
+
+
+def _has_adapters_apart(model: ModelShape) -> bool:
+    """True if each adapted layer is one of transformers, which has its matrix the same way round.
+
+    Of PyTorch's linear layers PEFT merges by adapter_config.json alone.
+    """
+    architecture = hub_config(base_shape(model)).architecture
+    tensors = folder_tensors(base_shape(model), architecture)
+    try:
+        adapter_tensors(model, architecture)
+    except ConfigError:
+        return False
+    return not any(source.transposed for tensor in tensors for _, source in tensor.parts)
 
 
 def why_not_read(plan: Plan) -> str:
@@ -173,6 +208,9 @@ class RunExports:
         right_TV = logits_of(self.forward())
         for position, export in enumerate(self.exports):
             folder = self.folder / f"exported-{position}"
+            if export.adapters:
+                yield from self._adapter_checks(export, folder, position)
+                continue
             if export.dtype not in ("fp64", "fp32"):
                 yield from self._rounded_checks(export, folder, position)
                 continue
@@ -219,17 +257,71 @@ class RunExports:
             problem = f"{far} elements are not rounded to the nearest number" * (far > 0)
             yield exact_check(0, f"{export.name}: {name}", problem, position)
 
+    def _adapter_checks(self, export: Export, folder: Path, position: int) -> Iterator[Check]:
+        """Compare each weight of the model plus s B A of its layer, as PEFT adds them."""
+        config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        stored = load_file(folder / "adapter_model.safetensors")
+        scale = config["lora_alpha"] / config["r"] ** (0.5 if config["use_rslora"] else 1.0)
+        hub = next(place for place, one in enumerate(self.exports) if one.to == _HUB)
+        model = FolderModel(self.folder / f"exported-{hub}")
+        own = {name: self.right.weights[name] for name in self.weights}
+        merged_model, plain = (
+            model.given(self.base, values, self.biases) for values in (self.weights, own)
+        )
+        for name, right in merged_model.items():
+            layer = name.removesuffix(".weight")
+            factors = [stored.get(f"base_model.model.{layer}.lora_{side}.weight") for side in "AB"]
+            added = torch.zeros_like(right)
+            if layer.rpartition(".")[2] in config["target_modules"] and None not in factors:
+                a_RC, b_RR = (factor.double() for factor in factors if factor is not None)
+                added = scale * b_RR @ a_RC
+            error = relative_error(plain[name] + added, right, FLOOR)
+            detail = ""
+            if not error <= _allowed(export):
+                detail = how_it_differs(plain[name] + added, right, plain[name])
+            subject = f"{export.name}: {name}"
+            allowed = _allowed(export)
+            yield Check(0, subject, error, allowed=allowed, detail=detail, position=position)
+
     def import_checks(self) -> Iterator[Check]:
         """Compare every tensor that a run would start with from each export."""
+        names = {spec.name for spec in parameters(self.plan.model) if is_adapter(spec.name)}
+        adapters = {name: self.right.weights[name] for name in names}
         for position, export in enumerate(self.exports):
             file = self.folder / f"imported-{position}.safetensors"
-            imported = load_file(file)
-            for name, right in {**self.weights, **self._named_biases()}.items():
-                error, allowed = relative_error(imported[name], right, FLOOR), _allowed(export)
+            imported, wanted = load_file(file), {**self.weights, **self._named_biases()}
+            if export.to == _UNIVERSAL:
+                wanted |= self._moments()
+            for name, right in (adapters if export.adapters else wanted).items():
                 subject, detail = f"{export.name}: {name}", ""
+                if name not in imported:
+                    yield exact_check(0, subject, "it is not there", position)
+                    continue
+                error, allowed = relative_error(imported[name], right, FLOOR), _allowed(export)
                 if not error <= allowed:
                     detail = how_it_differs(imported[name], right, self.right.weights.get(name))
                 yield Check(0, subject, error, allowed=allowed, detail=detail, position=position)
+
+    def _moments(self) -> dict[str, torch.Tensor]:
+        """Return AdamW's means of clipped gradients and of their squares; empty without them.
+
+        No export has the moments of adapters or islands.
+        """
+        optimizer = self.plan.mathematics.optimizer
+        if optimizer.kind != "adamw" or self.plan.model.lora or len(self.right.islands) > 1:
+            return {}
+        moments = {
+            f"{kind} {name}": torch.zeros_like(weight)
+            for kind in ("exp_avg", "exp_avg_sq")
+            for name, weight in self.weights.items()
+        }
+        for step in self.right.steps:
+            clip = optimizer.clip_norm or step.grad_norm
+            for name, gradient in step.gradients.items():
+                clipped = gradient * min(1.0, clip / step.grad_norm)
+                moments[f"exp_avg {name}"].lerp_(clipped, 1 - optimizer.beta1)
+                moments[f"exp_avg_sq {name}"].lerp_(clipped.square(), 1 - optimizer.beta2)
+        return moments
 
     def _named_biases(self) -> dict[str, torch.Tensor]:
         """Return the biases of routers that a model keeps, by name."""
@@ -285,9 +377,11 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
         return {key: files[name][key] for key, name in places.items()}
     if (folder / "model.safetensors").is_file():
         return load_file(folder / "model.safetensors")
-    parameters = {file.parent.name: file for file in sorted(folder.rglob("fp32.pt"))}
-    if parameters:
-        return {key: torch.load(file)["param"] for key, file in parameters.items()}
+    values = {file.parent.name: file for file in sorted(folder.rglob("fp32.pt"))}
+    if values:
+        return {key: torch.load(file)["param"] for key, file in values.items()}
+    if ranks := sorted(folder.rglob("model_optim_rng.pt")):
+        return joined_ranks({_rank_of(file): torch.load(file)["model"] for file in ranks})
     saved = next(folder.rglob(".metadata")).parent
     # As long as torch itself to import, and only exports need it.
     from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -305,12 +399,19 @@ def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     return state
 
 
+def _rank_of(file: Path) -> tuple[int, int]:
+    """Return the stage and tensor rank of a file in mp_rank_TT_PPP, or mp_rank_TT of one stage."""
+    tensor, *stage = file.parent.name.removeprefix("mp_rank_").split("_")
+    return int(stage[0]) if stage else 0, int(tensor)
+
+
 def own_weights(
     export: Export, model: ModelShape, tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Return the weights of an export without names of transformers by our own names, float64."""
     wide = {name: value.double() for name, value in tensors.items()}
-    return wide if export.to == _OWN else LAYOUTS[export.to].weights(model, wide)
+    names = export.to.removesuffix("-legacy")
+    return wide if export.to == _OWN else LAYOUTS[names].weights(model, wide)
 
 
 def how_it_differs(

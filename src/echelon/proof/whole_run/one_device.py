@@ -187,14 +187,16 @@ def text_run(
 
 
 def events_of_runs(folder: Path, num_runs: int, num_ranks: int) -> list[list[list[dict[str, Any]]]]:
-    """Return the events of each rank of each run of a trainer, from the files of a folder."""
-    return [
-        [
-            json.loads((folder / f"run-{run}-rank-{rank:04d}.json").read_text(encoding="utf-8"))
-            for rank in range(num_ranks)
-        ]
-        for run in range(num_runs)
-    ]
+    """Return the events of each rank of each run of a trainer, from the files of a folder.
+
+    A rank without a file was lost with another rank, and has no events.
+    """
+
+    def events(run: int, rank: int) -> list[dict[str, Any]]:
+        file = folder / f"run-{run}-rank-{rank:04d}.json"
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+
+    return [[events(run, rank) for rank in range(num_ranks)] for run in range(num_runs)]
 
 
 def equal_check(step: int, subject: str, value: Any, right: Any, position: int = 0) -> Check:

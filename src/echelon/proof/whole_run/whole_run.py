@@ -240,7 +240,8 @@ def _run(
         run_ranks(trainer.train, argument, len(labels), labels=labels)
         run_ranks(trainer.read_back, argument, 1, labels=[""])
         if exports:
-            run_ranks(trainer.export, argument, 1, labels=[""])
+            # Two ranks write the parts of a folder.
+            run_ranks(trainer.export, argument, len(labels[:2]), labels=labels[:2])
     place = Path(folder)
     first_events, second_events = events_of_runs(place, 2, len(labels))
     exported = RunExports(

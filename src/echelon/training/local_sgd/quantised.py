@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from echelon.core.choices.local_sgd import OUTER_BLOCK, LocalSgd
+from echelon.core.choices.local_sgd import LocalSgd
 from echelon.layout.islands import FragmentBlocks, blocks_between, fragment_of
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.storage.buckets import Bucket
@@ -40,16 +40,17 @@ class _Part:
     columns: range
     first_block: int
     blocks_of_row: int
+    block: int
 
     @property
     def width(self) -> int:
         """Return how many blocks of a row are touched."""
-        return blocks_between(self.columns.start, self.columns.stop)
+        return blocks_between(self.block, self.columns.start, self.columns.stop)
 
     def block_of_column(self, device: torch.device) -> torch.Tensor:
         """Return [columns] which of the touched blocks each column is in."""
         columns = torch.arange(self.columns.start, self.columns.stop, device=device)
-        return columns // OUTER_BLOCK - self.columns.start // OUTER_BLOCK
+        return columns // self.block - self.columns.start // self.block
 
 
 class QuantisedGradients:
@@ -154,7 +155,7 @@ def _ids(part: _Part, device: torch.device) -> torch.Tensor:
 def _parts(
     local: LocalSgd, bucket: Bucket, groups: RankGroups, fragment: int, known: FragmentBlocks
 ) -> tuple[_Part, ...]:
-    flat, found = bucket.value_slice, list[_Part]()
+    flat, found, size = bucket.value_slice, list[_Part](), local.outer_block
     for slot in bucket.slots:
         if fragment_of(local, slot.spec) != fragment:
             continue
@@ -162,15 +163,16 @@ def _parts(
             rows = part.shape[0] if part.dim() == 2 else 1
             row = offset[0] if part.dim() == 2 else 0
             columns = range(offset[-1], offset[-1] + part.shape[-1])
-            each = blocks_between(0, slot.spec.shape[-1])
+            each = blocks_between(size, 0, slot.spec.shape[-1])
             start = part.storage_offset() - flat.storage_offset()
             found.append(
                 _Part(
                     slice(start, start + part.numel()),
                     rows,
                     columns,
-                    known.first[slot.spec.name] + row * each + columns.start // OUTER_BLOCK,
+                    known.first[slot.spec.name] + row * each + columns.start // size,
                     each,
+                    size,
                 )
             )
     return tuple(found)

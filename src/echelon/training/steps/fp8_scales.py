@@ -21,30 +21,30 @@ class Fp8Scales(StepPart):
 
     def __init__(self, scales: TensorScales, buckets: Sequence[Bucket], groups: RankGroups) -> None:
         """Keep `scales` of the weights in `buckets` and of what is multiplied with them."""
-        self._scales, self._buckets, self._groups = scales, buckets, groups
+        self.scales, self._buckets, self._groups = scales, buckets, groups
 
     def running(self, loss_scale: float) -> AbstractContextManager[None]:
         """Note the largest numbers of inputs and gradients."""
         del loss_scale
-        return self._scales.training()
+        return self.scales.training()
 
     def updated(self, bucket: Bucket) -> None:
         """Note the largest weights of a slice."""
-        self._scales.note_weights(bucket, self._groups)
+        self.scales.note_weights(bucket, self._groups)
 
     def end_step(self, result: StepResult) -> StepResult:
         """Share the largest numbers with all ranks."""
-        self._scales.end_step(self._buckets, self._groups)
+        self.scales.end_step(self._buckets, self._groups)
         return result
 
     def position(self) -> Mapping[str, Any]:
         """Largest numbers of the steps before."""
-        return {FP8_SCALES: self._scales.state()}
+        return {FP8_SCALES: self.scales.state()}
 
     def resume(self, position: Mapping[str, Any]) -> None:
         """Go on from the numbers of a run with such scales; without them begin anew."""
         if FP8_SCALES in position:
-            self._scales.load(position[FP8_SCALES])
+            self.scales.load(position[FP8_SCALES])
 
 
 def fp8_scales(place: StepPlace) -> Fp8Scales | None:

@@ -54,7 +54,7 @@ def test_rows_of_another_function_are_told_by_their_numbers() -> None:
 
     finding = explain_gradient(replicas(PLAN, shard=wrong(some)), Check(0, NAME, 1.0))
     assert finding.factor == "slice"
-    assert finding.description.startswith("in elements 2:5 of dim 0 only: another function")
+    assert finding.description.startswith("in elements 2:5 of dim 0 only: no cause fits")
 
 
 def test_a_factor_on_one_rank_is_told_with_its_place() -> None:
@@ -110,4 +110,7 @@ def test_what_nothing_explains_is_called_so() -> None:
         replicas(PLAN, shard=wrong(lambda piece: noise)), Check(0, NAME, 1.0)
     )
     assert finding.factor == "none"
-    assert finding.description.startswith("another function")
+    assert finding.description.startswith(
+        "no cause fits; excluded, with the part that each leaves: "
+    )
+    assert "weights of microbatches and replicas" in finding.description

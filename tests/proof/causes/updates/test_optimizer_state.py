@@ -9,8 +9,8 @@ import torch
 
 from echelon.core.parameters import parameters
 from echelon.proof.causes.finding import ProofFinding
-from echelon.proof.causes.updates.optimizer_constants import ReplayedUpdate
-from echelon.proof.causes.updates.updates import explain_muon_scale, explain_state, explain_update
+from echelon.proof.causes.updates.optimizer_constants import ReplayedUpdate, explain_state
+from echelon.proof.causes.updates.updates import explain_muon_scale, explain_update
 from echelon.proof.claims.checks import Check
 from echelon.proof.oracle.optimizers import OptimizerState
 from echelon.proof.oracle.oracle import OracleStep, run_oracle

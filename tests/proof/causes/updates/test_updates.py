@@ -78,7 +78,11 @@ def again(scale: float) -> Parts:
         (lambda one, _: one.total * float("nan"), "not finite", "not finite"),
         (again(0), "twice", "updated twice in one step"),
         (again(1.0), "clip", "the gradient was not clipped"),
-        (lambda one, _: one.total.flip(0), "none", "no factor of it, and no decay, explains it"),
+        (
+            lambda one, _: one.total.flip(0),
+            "none",
+            "no cause fits; excluded, with the part that each",
+        ),
     ],
     ids=["rate", "no decay", "decay grows", "nothing", "nan", "twice", "not clipped", "other"],
 )

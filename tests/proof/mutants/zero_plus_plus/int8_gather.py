@@ -39,7 +39,7 @@ def codes_cut_off_in_place_of_rounded(patch: pytest.MonkeyPatch, plan: Plan) -> 
     patch.setattr(int8_gather, "block_codes", cut)
 
 
-@mutant(Told("prove-activations", "embedding", "none", plan=ROUNDED))
+@mutant(Told("prove-activations", "embedding", "slices permuted", "dp_shard", plan=ROUNDED))
 def messages_of_two_ranks_swapped(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Take the pieces of ranks in another order than that of their slices."""
     write = Int8Message.write_values

@@ -9,33 +9,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, product
+from itertools import chain, combinations, product
+from statistics import fmean
 
 import torch
 
 from echelon.core.axis import SHARD_AXES
 from echelon.core.plan import Plan
-from echelon.layout.buckets import shard_degree, unit_of
+from echelon.layout.buckets import plan_buckets, shard_degree, unit_of
+from echelon.layout.slots import slot_ranges
+from echelon.layout.stage import held_parameters, rank_part
 from echelon.proof.causes.factors import (
     known_factors,
     mean_of_means,
     named_factor,
     tokens_of_replicas,
 )
-from echelon.proof.causes.finding import ROUNDING, ProofFinding, with_distinguishing_axis
+from echelon.proof.causes.finding import (
+    ROUNDING,
+    ProofFinding,
+    most_telling,
+    with_distinguishing_axis,
+)
 from echelon.proof.causes.forward.context import context_variants, row_variants
 from echelon.proof.causes.forward.experts import expert_variants
 from echelon.proof.causes.forward.variants import Values, Variant, dropout_variants, variants
 from echelon.proof.causes.token_ranks import means_by_context_rank
-from echelon.proof.claims.checks import Check
+from echelon.proof.claims.captured_checks import gradients_are_right
+from echelon.proof.claims.checks import Check, copies_at, whole_activation
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
-from echelon.proof.evidence.fits import EXPLAINED, furthest_value, nearly_equal
+from echelon.proof.evidence.fits import EXPLAINED, furthest_value, nearly_equal, relative_residual
 from echelon.proof.evidence.mesh import index_in_group, shard_axis
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.oracle import (
     MicrobatchKey,
     OracleStep,
     build_decoder,
+    hearing,
     sums_by_microbatch,
     token_losses,
 )
@@ -63,7 +73,8 @@ def explain_microbatch_losses(evidence: PlanEvidence, failure: Check) -> ProofFi
         return _miscounted(oracle, reported) or ProofFinding("none", ROUNDING)
     if all(nearly_equal(ratio, ratios[0]) for ratio in ratios):
         return named_factor(evidence, oracle, ratios[0])
-    says = "another forward pass: no factor, order or known mistake explains it"
+    says = "another forward pass: no cause fits; excluded are a factor, another order, labels of "
+    says += "another microbatch, and each known mistake of a forward pass"
     return (
         _moved(right, observed)
         or _mixed_up(evidence, oracle, observed)
@@ -149,27 +160,69 @@ def _known_mistake(
     """Find a mistake that gives the losses of all microbatches, or of some beside right ones."""
     plan = evidence.reference_plan
     batch = global_batch(plan, oracle.step)
-    slots = list(observed)
+    slots, seen = list(observed), _activations(evidence, oracle)
+    share_B = len(batch.sample_ids) // len(slots)
     wanted = torch.tensor([observed[slot] for slot in slots], dtype=torch.float64)
     right = torch.tensor([oracle.microbatch_losses[slot][0] for slot in slots]).double()
     fine = _same(right, wanted)
+    best: tuple[float, ProofFinding] | None = None
     for variant in chain(
         outdated_parameter_variants(evidence, oracle),
+        permuted_slice_variants(evidence.plan, oracle),
         row_variants(plan),
         context_variants(plan),
         dropout_variants(plan),
         expert_variants(plan, oracle),
         variants(plan, oracle, known_factors(plan, oracle)),
     ):
-        with torch.no_grad():
-            losses_BT = token_losses(plan, variant.build(plan, oracle), batch, oracle.step)
+        model = variant.build(plan, oracle)
+        with torch.no_grad(), hearing(model) as heard:
+            losses_BT = token_losses(plan, model, batch, oracle.step)
         sums = sums_by_microbatch(plan, batch, losses_BT)
         found = torch.stack([sums[slot][0] for slot in slots])
         same = _same(found, wanted)
         if bool((same | fine).all()):
             residual = float(((found - wanted) / wanted).abs()[same].max())
-            return _limited_to_replicas(replace(variant.finding, residual=residual), slots, fine)
-    return None
+            limited = _limited_to_replicas(replace(variant.finding, residual=residual), slots, fine)
+            wrong_B = ~fine.repeat_interleave(share_B)
+            agrees = _share_alike(seen, heard.forward, oracle, wrong_B)
+            if agrees == 1:
+                return limited
+            best = (agrees, limited) if best is None or agrees > best[0] else best
+    return best and best[1]
+
+
+def _activations(evidence: PlanEvidence, oracle: OracleStep) -> Mapping[str, torch.Tensor]:
+    """What the ranks have together at each boundary that they tell, in their forward passes."""
+    copies = copies_at(evidence.plan, evidence.run, oracle.step)
+    forward = {
+        name: [copy for copy in every if not copy.recomputed] for name, every in copies.items()
+    }
+    return {
+        name: whole_activation(forward[name], right)
+        for name, right in oracle.activations.items()
+        if forward.get(name)
+    }
+
+
+def _share_alike(
+    seen: Mapping[str, torch.Tensor],
+    made: Mapping[str, torch.Tensor],
+    oracle: OracleStep,
+    wrong_B: torch.Tensor,
+) -> float:
+    """Share of the boundaries at which the sequences that a mistake reaches are as it makes them.
+
+    Others are as on one device.
+    """
+    alike: list[bool] = []
+    for name, seen_BTW in seen.items():
+        if name in made:
+            right_BTW = oracle.activations[name].double()
+            told_BTW = torch.where(wrong_B[:, None, None], made[name].double(), right_BTW)
+            known = seen_BTW.isfinite()
+            alike.append(relative_residual(seen_BTW[known], told_BTW[known]) < EXPLAINED)
+    return fmean(alike) if alike else 1.0
 
 
 def _same(tried: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
@@ -193,30 +246,49 @@ def explain_loss(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
 
     Ranks of a program may each tell the loss of their own rows.
     """
-    step = evidence.steps[failure.step]
-    told = [one.loss for one in evidence.run.reports(failure.step) if one.loss is not None]
-    if isinstance(evidence, PlanEvidence):
-        oracle = evidence.steps[failure.step]
-        value = furthest_value(told, step.loss)
-        found = chain(
-            mean_of_means(told[0], step.loss, _means(evidence, oracle), EXPLAINED),
-            _mean_of_one(evidence, oracle, told),
-        )
-    else:
-        value = evidence.run.loss(failure.step) or 0.0
-        sums = [(total, tokens) for tokens, total in step.part_losses]
-        parts = [("the parts of the batch", "", sums)]
-        found = mean_of_means(value, step.loss, parts, evidence.explained)
-    if nearly_equal(value / step.loss, 1.0):
+    later = [other.step for other in evidence.steps[failure.step + 1 :]]
+    finding = most_telling(
+        _causes(evidence, failure.step),
+        lambda: (
+            (f"loss of step {other}", _causes(evidence, other))
+            for other in later
+            if gradients_are_right(evidence, other)
+        ),
+    )
+    if finding is None:
         return ProofFinding("none", ROUNDING)
-    finding = next(found, None) or named_factor(evidence, step, value / step.loss)
+    finding = replace(finding, tensor="loss")
     if isinstance(evidence, PlanEvidence):
         return finding
     if finding.factor != "number":
         return replace(finding, description=f"{failure.detail}: {finding.description}")
+    reports = evidence.run.reports(failure.step)
+    told = [report.loss for report in reports if report.loss is not None]
     spread = f"; ranks tell {min(told):.6g} to {max(told):.6g}" if len(set(told)) > 1 else ""
     says = f"{failure.detail}{spread}: another forward pass, other rows, or another mean of them"
     return ProofFinding("none", says)
+
+
+def _causes(evidence: JudgedEvidence, number: int) -> Iterator[ProofFinding]:
+    """Yield each cause that fits the loss of a step as ranks report it."""
+    step = evidence.steps[number]
+    reports = evidence.run.reports(number)
+    reported = [report.loss for report in reports if report.loss is not None]
+    if isinstance(evidence, PlanEvidence):
+        value = furthest_value(reported, step.loss)
+    else:
+        value = evidence.run.loss(number) or 0.0
+    if nearly_equal(value / step.loss, 1.0):
+        return
+    if isinstance(evidence, PlanEvidence):
+        oracle = evidence.steps[number]
+        yield from mean_of_means(reported[0], step.loss, _means(evidence, oracle), EXPLAINED)
+        yield from _mean_of_one(evidence, oracle, reported)
+    else:
+        sums = [(total, tokens) for tokens, total in step.part_losses]
+        parts = [("the parts of the batch", "", sums)]
+        yield from mean_of_means(value, step.loss, parts, evidence.explained)
+    yield named_factor(evidence, step, value / step.loss)
 
 
 def _sums_of_replicas(evidence: PlanEvidence, oracle: OracleStep) -> list[tuple[float, int]]:
@@ -307,6 +379,45 @@ def outdated_parameter_variants(evidence: PlanEvidence, oracle: OracleStep) -> I
         for unit, names in scopes.items():
             what = f"the slice that {axis} {index} holds of {unit}"
             yield variant(what, names, axis, "it was", slices)
+
+
+def permuted_slice_variants(plan: Plan, oracle: OracleStep) -> Iterator[Variant]:
+    """Return the forward passes of `oracle` whose ranks gather slices in another order.
+
+    This happens to every sliced bucket without experts, or to every bucket of codes. The slices are
+    rotated, or two slices are exchanged.
+    """
+    degree = shard_degree(plan)
+    if degree == 1 or plan.mesh.tp > 1:
+        return
+    turned = [[(i - by) % degree for i in range(degree)] for by in range(1, degree)]
+    swapped = [
+        [b if i == a else a if i == b else i for i in range(degree)]
+        for a, b in combinations(range(degree if degree > 2 else 0), 2)
+    ]
+    coded = (False, True) if plan.layout.zero.gather != "parameters" else (False,)
+    for codes, order in product(coded, (*turned, *swapped)):
+        values = dict(oracle.before)
+        for stage in range(plan.mesh.pp):
+            part = rank_part(plan, stage)
+            specs = {spec.name: spec for spec in held_parameters(plan, part)}
+            for bucket in plan_buckets(plan, part):
+                travels = not codes or bucket.int8_blocks or bucket.fp8_squares
+                if not bucket.sliced or bucket.expert or not travels:
+                    continue
+                flat = torch.zeros(bucket.num_elements, dtype=torch.float64)
+                slots = slot_ranges(plan, bucket, specs)
+                for slot in slots:
+                    flat[slot.start : slot.stop] = oracle.before[slot.spec.name].flatten()
+                moved = flat.view(degree, -1)[order].flatten()
+                for slot in slots:
+                    name = slot.spec.name
+                    values[name] = moved[slot.start : slot.stop].view_as(oracle.before[name])
+        first, other = next((i, j) for i, j in enumerate(order) if i != j)
+        axis = shard_axis(plan)
+        says = f"the slice of {axis} {other} is gathered in the place of {axis} {first}: "
+        says += "slices are permuted"
+        yield Variant(ProofFinding("slices permuted", says, axis), values=values)
 
 
 def with_old_values(

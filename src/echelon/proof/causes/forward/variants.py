@@ -25,7 +25,7 @@ from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.models.operations import Operations, apply_dropout
 from echelon.models.rotary import rotary_tables
-from echelon.proof.causes.factors import Factor
+from echelon.proof.causes.factors import Factor, in_forward
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.causes.forward.attention import remapped_heads
 from echelon.proof.claims.systematic import PaddedVocabulary
@@ -209,6 +209,8 @@ def _scaled(values: Values, known: tuple[Factor, ...]) -> Iterator[Variant]:
 
 def _scaled_finding(names: tuple[str, ...], factor: Factor, simple: list[Factor]) -> ProofFinding:
     same = [other for other in simple if abs(other.value - factor.value) < 1e-9]
+    same = in_forward(same) or same
+    factor = same[0]
     axes = dict.fromkeys(other.axis for other in same if other.axis)
     family = "it" if len(names) == 1 else f"it and its namesakes ({len(names)} tensors)"
     says = f"the forward pass uses {family} {factor.value:.6g} times ({factor.name})"

@@ -8,9 +8,9 @@ the cross-entropy is averaged. Weights must explain all gradients of a rank, and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 
@@ -20,7 +20,6 @@ from echelon.proof.causes.gradients.microbatch_weights import WrongGradient
 from echelon.proof.causes.passing.places import PassedStep
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import fit_basis, fit_factor, relative_residual
-from echelon.proof.evidence.mesh import group_of
 from echelon.proof.evidence.run import GRADIENTS
 
 _ALIKE = 1e-4  # relative difference of weights that are the same
@@ -217,8 +216,10 @@ def _ranks_weighted(gradient: WrongGradientOfProgram) -> Iterator[ProofFinding]:
         says = f"the gradients of {told} are left out of the sum"
         yield ProofFinding("missing part", says, axis, residual=residual)
         return
-    if max(abs(v - w) for v, w in zip(wanted, seen, strict=True)) < _ALIKE * max(map(abs, seen)):
-        return
+    factor = fmean(seen) / fmean(wanted) if fmean(wanted) else 1.0
+    off = (abs(factor * v - w) for v, w in zip(wanted, seen, strict=True))
+    if max(off) < _ALIKE * max(map(abs, seen)):
+        return  # one factor, which is another cause
     alike = max(seen) - min(seen) < _ALIKE * max(map(abs, seen))
     if alike and min(wanted) > 0:
         by_rank = {rank: v for (rank, _), v in zip(slots, wanted, strict=True)}
@@ -286,20 +287,10 @@ def _misplaced(gradient: WrongGradientOfProgram) -> Iterator[ProofFinding]:
             yield ProofFinding("swapped", says, residual=residual)
 
 
-def excluded(gradient: WrongGradientOfProgram) -> str:
-    """Return the causes tried on a gradient, and the share that each leaves unexplained."""
+def excluded_weights(gradient: WrongGradientOfProgram) -> Mapping[str, float]:
+    """The shares that weights of ranks, terms and parts of the batch leave unexplained."""
     evidence, step, part = gradient.evidence, gradient.step, gradient.wrong[0]
-    right, seen = part.of(gradient.right), part.tensor.double()
-    left = {"a factor": fit_factor(seen, right)[1]}
-    held = evidence.run.vectors(GRADIENTS, step.step, gradient.name)
-    for axis, groups in evidence.sums(gradient.name):
-        copies = [held[rank] for rank in group_of(groups, part.rank) if rank in held]
-        total = torch.stack(copies).nan_to_num(0.0).sum(0)
-        if len(copies) > 1:
-            left[f"a sum over {axis}"] = fit_factor(total, gradient.right.reshape(-1))[1]
-    if step.step:
-        before = part.of(evidence.steps[step.step - 1].gradients[gradient.name].double())
-        left["the step before"] = fit_basis(seen, (right, before))[1]
+    seen, left = part.tensor.double(), dict[str, float]()
     local = evidence.run.local_gradients(step.step, gradient.name)
     if 1 < len(local) <= _MOST_PARTS:
         basis = list(local.values())
@@ -310,5 +301,4 @@ def excluded(gradient: WrongGradientOfProgram) -> str:
     if step.parts:
         parts = [part.of(one[gradient.name].double()) for _, one in step.parts]
         left["weights of parts of the batch"] = fit_basis(seen, parts)[1]
-    known = {name: share for name, share in left.items() if math.isfinite(share)}
-    return ", ".join(f"{name} {100 * share:.3g} %" for name, share in known.items())
+    return left

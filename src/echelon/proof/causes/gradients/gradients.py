@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a wrong gradient looks like: compared with sums over ranks, parts of microbatches, shards.
 
-The first explanation that fits to rounding is the one that is told; they are tried from the most
-telling to the least. Where gradients of activations went to the wrong microbatch between stages,
-each weight gradient has the input of one microbatch and the output gradient of another: the
-exchange is made on one device, for every pair of microbatches at every boundary, and compared.
+Causes are tried from the most telling to the least. Of those that fit to rounding, the cause that
+fits most wrong gradients of the step is reported. Where gradients of activations went to the wrong
+microbatch between stages, each weight gradient has the input of one microbatch and the output
+gradient of another: the exchange is made on one device, for every pair of microbatches at every
+boundary, and compared.
 
 Shape suffixes: B sequences of the global batch, T positions, N = T * B, D hidden, C copies, E
 elements.
@@ -15,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import cast
 
@@ -23,11 +25,17 @@ import torch
 from echelon.core.axis import SHARD_AXES, Axis
 from echelon.core.plan import Plan
 from echelon.layout.buckets import shard_degree, slice_index
-from echelon.proof.causes.factors import common_factor, known_factors, named_factor
-from echelon.proof.causes.finding import ProofFinding, with_distinguishing_axis
+from echelon.proof.causes.factors import by_reach, common_factor, known_factors, named_factor
+from echelon.proof.causes.finding import (
+    ProofFinding,
+    most_telling,
+    no_cause,
+    spread,
+    with_distinguishing_axis,
+)
 from echelon.proof.causes.gradients.captured import (
     WrongGradientOfProgram,
-    excluded,
+    excluded_weights,
     gradients_of_program,
 )
 from echelon.proof.causes.gradients.context import (
@@ -45,9 +53,10 @@ from echelon.proof.causes.gradients.microbatch_weights import (
 )
 from echelon.proof.causes.gradients.norm import name_norm
 from echelon.proof.causes.gradients.norm_layers import missing_rows
+from echelon.proof.causes.passing.places import PassedStep, first_wrong_module
 from echelon.proof.causes.places import describe_slice, told_by_slice, wrong_elements
 from echelon.proof.claims.captured_checks import is_right
-from echelon.proof.claims.checks import Check, dp_rank_of
+from echelon.proof.claims.checks import Check, activation_gradients, dp_rank_of
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import (
@@ -57,7 +66,7 @@ from echelon.proof.evidence.fits import (
     relative_residual,
 )
 from echelon.proof.evidence.mesh import AxisGroups, group_of, shard_axis
-from echelon.proof.evidence.run import GRADIENTS, HeldPart
+from echelon.proof.evidence.run import GRADIENTS
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.oracle import OracleStep, build_decoder, contributions, whole_loss
 from echelon.proof.ranks import ObservedShard
@@ -71,60 +80,61 @@ def explain_gradient(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
     parts = evidence.run.parts(GRADIENTS, step.step, name)
     if not parts:
         return ProofFinding("missing", "no optimizer took it")
-    allowed = share * float(right.norm()) / 2
-    wrong = [p for p in parts if not float((p.tensor.double() - p.of(right)).norm()) <= allowed]
-    # A slice may be a few elements of a row, from which little can be told.
-    wrong = sorted(wrong or parts, key=lambda part: -part.tensor.numel())
-    gradient = _gradient_of(evidence, step.step, name, wrong)
-    finding = _most_telling(gradient, failure.error)
+    gradient = _gradient_of(evidence, step.step, name)
+    wrong = gradient.wrong
+    # A cause that leaves half of the error explains nothing; the error of NaN is NaN.
+    causes = (cause for cause in _findings(gradient) if not cause.residual >= failure.error / 2)
+    finding = most_telling(causes, partial(_causes_elsewhere, gradient))
     if finding is None:
-        says = "another function: no factor, sum, shard or microbatch explains it"
-        if isinstance(gradient, WrongGradientOfProgram):
-            says = f"no cause fits; excluded, with the part that each leaves: {excluded(gradient)}"
+        says = no_cause(_excluded(gradient))
         odd = wrong_elements(evidence.run.whole(GRADIENTS, step.step, name), right, share)
         finding = told_by_slice(ProofFinding("none", says), describe_slice(odd))
+    elif not finding.tensor:
+        odd = {other for other in step.gradients if not is_right(evidence, step, other)}
+        finding = _by_reach(gradient, finding, odd)
     ranks, holders = tuple(sorted({part.rank for part in wrong})), {part.rank for part in parts}
     told = with_distinguishing_axis(evidence.axes(name), finding, ranks, holders)
     return replace(told, ranks=ranks)
 
 
-_MOST_OTHERS = 8  # other wrong gradients that a cause must explain, too
+def _by_reach(gradient: WrongGradient, finding: ProofFinding, wrong: set[str]) -> ProofFinding:
+    """A factor of several axes by the name of those that reach what is wrong."""
+    evidence, step = gradient.evidence, gradient.step
+    if " or " not in finding.axis or not _sums_make_it(evidence, step.step, wrong):
+        return finding
+    return by_reach(evidence, step, finding, wrong, gradient.name)
 
 
-def _most_telling(gradient: WrongGradient, error: float) -> ProofFinding | None:
-    """Return the cause that explains most wrong gradients of the step; the first of equals.
-
-    A cause that leaves half of the error explains nothing; the error of NaN is NaN.
-    """
-    telling = (one for one in _findings(gradient) if not one.residual >= error / 2)
-    if not isinstance(gradient, WrongGradientOfProgram):
-        return next(telling, None)
-    found = {(one.factor, one.axis): one for one in reversed([*telling])}
-    causes = [*reversed(found)]
-    if len(causes) > 1:
-        votes = dict.fromkeys(causes, 0)
-        for other in _other_wrong_gradients(gradient):
-            for cause in {(one.factor, one.axis) for one in _findings(other)} & votes.keys():
-                votes[cause] += 1
-        causes.sort(key=lambda cause: -votes[cause])
-    return found[causes[0]] if causes else None
+def _sums_make_it(evidence: JudgedEvidence, step: int, wrong: set[str]) -> bool:
+    """True if gradients between blocks are right; the loss of a program may have a factor."""
+    if isinstance(evidence, CapturedEvidence):
+        passed, some_right = PassedStep(evidence, step), wrong < {*evidence.steps[step].gradients}
+        seen = any(module.right for module in passed.backward.values())
+        return some_right and seen and first_wrong_module(passed, backward=True) is None
+    checks = [check for check in activation_gradients(evidence) if check.step == step]
+    return bool(checks) and all(check.error <= check.allowed for check in checks)
 
 
-def _other_wrong_gradients(gradient: WrongGradientOfProgram) -> Iterator[WrongGradient]:
+def _causes_elsewhere(gradient: WrongGradient) -> Iterator[tuple[str, Iterator[ProofFinding]]]:
+    """Yield other wrong gradients of the step, each with the causes that fit it."""
     evidence, step = gradient.evidence, gradient.step
     names = [
         name
         for name in step.gradients
         if name != gradient.name and not is_right(evidence, step, name)
     ]
-    for name in names[:: max(1, len(names) // _MOST_OTHERS)]:
-        if parts := evidence.run.parts(GRADIENTS, step.step, name):
-            yield _gradient_of(evidence, step.step, name, parts)
+    for name in spread(names):
+        if evidence.run.parts(GRADIENTS, step.step, name):
+            yield name, _findings(_gradient_of(evidence, step.step, name))
 
 
-def _gradient_of(
-    evidence: JudgedEvidence, step: int, name: str, wrong: Sequence[HeldPart]
-) -> WrongGradient:
+def _gradient_of(evidence: JudgedEvidence, step: int, name: str) -> WrongGradient:
+    """A wrong gradient with its wrong parts, the largest first: a few elements fit any factor."""
+    right = evidence.wanted_gradient(step, name)
+    allowed = evidence.tolerance.allowed(GRADIENTS, step, name) * float(right.norm()) / 2
+    parts = evidence.run.parts(GRADIENTS, step, name)
+    wrong = [p for p in parts if not float((p.tensor.double() - p.of(right)).norm()) <= allowed]
+    wrong = sorted(wrong or parts, key=lambda part: -part.tensor.numel())
     if isinstance(evidence, CapturedEvidence):
         return WrongGradientOfProgram(
             evidence=evidence, step=evidence.steps[step], name=name, wrong=wrong
@@ -137,6 +147,29 @@ def _gradient_of(
         wrong=cast("Sequence[ObservedShard]", wrong),
         known=known_factors(evidence.plan, evidence.steps[step], expert=expert),
     )
+
+
+def _excluded(gradient: WrongGradient) -> Mapping[str, float]:
+    """The causes tried on a gradient, each with the share that it leaves unexplained."""
+    evidence, step, part = gradient.evidence, gradient.step, gradient.wrong[0]
+    right, seen = part.of(gradient.right), part.tensor.double()
+    left = {"a factor": fit_factor(seen, right)[1]}
+    held = evidence.run.vectors(GRADIENTS, step.step, gradient.name)
+    for axis, groups in evidence.sums(gradient.name):
+        copies = [held[rank] for rank in group_of(groups, part.rank) if rank in held]
+        if len(copies) > 1:
+            total = torch.stack(copies).nan_to_num(0.0).sum(0)
+            left[f"a sum over {axis}"] = fit_factor(total, gradient.right.reshape(-1))[1]
+    if step.step:
+        before = part.of(evidence.steps[step.step - 1].gradients[gradient.name].double())
+        left["the step before"] = fit_basis(seen, (right, before))[1]
+    if isinstance(gradient, WrongGradientOfPlan):
+        parts = contributions(gradient.evidence.reference_plan, gradient.step).values()
+        own = [part.of(gradients[gradient.name].double()) for gradients in parts]
+        left["weights of microbatches and replicas"] = fit_basis(seen, own)[1]
+    elif isinstance(gradient, WrongGradientOfProgram):
+        left |= excluded_weights(gradient)
+    return {name: share for name, share in left.items() if math.isfinite(share)}
 
 
 def _findings(gradient: WrongGradient) -> Iterator[ProofFinding]:
@@ -249,6 +282,7 @@ def _wrong_clip(gradient: WrongGradient) -> Iterator[ProofFinding]:
         yield ProofFinding("1/clip scale", "no gradient is clipped", value=1 / step.clip_scale)
         return
     if max(clipped) - min(clipped) > gradient.fits * max(clipped):
+        yield from _clipped_with_others(gradient, clip, factors)
         return
     norm = clip / (clipped[0] * step.clip_scale)
     says = f"gradients of the step are clipped by a norm of {norm:.6g}"
@@ -264,6 +298,30 @@ def _wrong_clip(gradient: WrongGradient) -> Iterator[ProofFinding]:
     else:
         says += f" instead of {step.grad_norm:.6g}{own}"
         yield ProofFinding("wrong norm", says, axis, value=norm / step.grad_norm)
+
+
+def _clipped_with_others(
+    gradient: WrongGradient, clip: float, factors: Mapping[str, float]
+) -> Iterator[ProofFinding]:
+    """Find a factor in some gradients behind a clip of all: their norm predicts all factors."""
+    evidence, step, least = gradient.evidence, gradient.step, min(factors.values())
+    if factors.keys() != step.gradients.keys():
+        return
+    for base in (least, max(factors.values())):
+        odd = {n: f / base for n, f in factors.items() if abs(f / base - 1) > gradient.fits}
+        times = odd[next(iter(odd))]
+        norms = {name: float(one.double().norm()) for name, one in step.gradients.items()}
+        norm = math.hypot(*(odd.get(name, 1.0) * size for name, size in norms.items()))
+        made = min(1.0, clip / (norm + 1e-6)) / step.clip_scale
+        alike = all(abs(one - times) <= gradient.fits * times for one in odd.values())
+        if alike and abs(made - base) <= _CLIPPED_ALIKE * made:
+            name = list(odd)[-1]
+            named = named_factor(evidence, step, times, parameter=name)
+            named = _by_reach(replace(gradient, name=name), named, {*odd})
+            says = f"{len(odd)} of {len(factors)} gradients are off before the clip, and all are "
+            says += f"clipped by their norm of {norm:.6g}: {named.description}"
+            yield replace(named, description=says, tensor=name)
+            return
 
 
 def _norms_of_wrong_ranks(gradient: WrongGradient, first: float) -> tuple[str, str]:
@@ -396,6 +454,8 @@ def _name_mixture(
         says += f", while the parts of dp {lost} are missing"
     return ProofFinding("wrong group", says, "tp", residual=residual)
 
+
+_CLIPPED_ALIKE = 1e-5  # relative difference of clips
 
 _MOST_MICROBATCHES = 8
 """Pairs are tried one by one; a proof that was shrunk has few."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import torch
@@ -16,7 +17,8 @@ from echelon.cost.bytes.servers import SERVERS_AXIS
 from echelon.layout.buckets import data_degree
 from echelon.layout.stage import pieces_of
 from echelon.proof.causes.factors import Factor, named_factor
-from echelon.proof.causes.finding import ROUNDING, ProofFinding
+from echelon.proof.causes.finding import ROUNDING, ProofFinding, most_telling
+from echelon.proof.claims.captured_checks import gradients_are_right
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.evidence.evidence import CapturedEvidence
@@ -28,19 +30,38 @@ from echelon.proof.oracle.oracle import OracleStep
 
 def explain_norm(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
     """Explain a wrong gradient norm by the part of the gradient that has it."""
-    step = evidence.steps[failure.step]
-    reports = evidence.run.reports(failure.step)
-    values = [report.grad_norm for report in reports if report.grad_norm is not None]
-    wrong = furthest_value(values, step.grad_norm)
-    if nearly_equal(wrong / step.grad_norm, 1.0):
-        return ProofFinding("none", ROUNDING)
-    return name_norm(evidence, step, wrong) or named_factor(
-        evidence, step, wrong / step.grad_norm, of_norm=True
+    step = failure.step
+    later = [other.step for other in evidence.steps[step + 1 :]]
+    finding = most_telling(
+        _causes(evidence, step),
+        lambda: (
+            (f"gradient norm of step {other}", _causes(evidence, other))
+            for other in later
+            if gradients_are_right(evidence, other)
+        ),
     )
+    return replace(finding or ProofFinding("none", ROUNDING), tensor="gradient norm")
+
+
+def _causes(evidence: JudgedEvidence, number: int) -> Iterator[ProofFinding]:
+    """Yield each cause that fits the norm of a step which is furthest off."""
+    step, reports = evidence.steps[number], evidence.run.reports(number)
+    values = [report.grad_norm for report in reports if report.grad_norm is not None]
+    wrong = furthest_value(values, step.grad_norm) if values else step.grad_norm
+    if not nearly_equal(wrong / step.grad_norm, 1.0):
+        yield from _parts_with_norm(evidence, step, wrong)
+        yield named_factor(evidence, step, wrong / step.grad_norm, of="norm")
 
 
 def name_norm(evidence: JudgedEvidence, step: ReferenceStep, norm: float) -> ProofFinding | None:
     """The part of the gradient that has this norm; None if no part has it."""
+    return next(_parts_with_norm(evidence, step, norm), None)
+
+
+def _parts_with_norm(
+    evidence: JudgedEvidence, step: ReferenceStep, norm: float
+) -> Iterator[ProofFinding]:
+    """Yield each part of the gradient that has this norm."""
     whole = step.grad_norm
     if isinstance(evidence, PlanEvidence):
         oracle = evidence.steps[step.step]
@@ -52,8 +73,7 @@ def name_norm(evidence: JudgedEvidence, step: ReferenceStep, norm: float) -> Pro
         wrong = abs(part.value - whole) > EXPLAINED * whole
         if wrong and abs(norm - part.value) <= fits * part.value:
             says = f"{norm:.6g} is the norm {part.name}; the whole gradient has {whole:.6g}"
-            return ProofFinding("partial norm", says, part.axis, value=norm / whole)
-    return None
+            yield ProofFinding("partial norm", says, part.axis, value=norm / whole)
 
 
 _ADDED_BY_CLIPPING = 1e-5

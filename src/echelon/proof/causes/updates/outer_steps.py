@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import torch
 
 from echelon.core.axis import Axis
-from echelon.core.choices.local_sgd import OUTER_BLOCK
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.islands import OUTER_PARAMETERS
@@ -124,7 +123,7 @@ def _fits_by_block(evidence: PlanEvidence, rounds: RoundsEvidence, one: OuterSte
         known = [_rows(moved[name].double()) for moved in one.moved]
         known.append(_rows(one.momentum_before[name].double()))
         for row in range(min(len(took), _ROWS_LOOKED_AT)):
-            for columns in torch.arange(took.shape[1]).split(OUTER_BLOCK):
+            for columns in torch.arange(took.shape[1]).split(rounds.local.outer_block):
                 if len(columns) <= 2 * vectors:
                     continue
                 basis = torch.stack([each[row, columns] for each in known], dim=1)

@@ -10,9 +10,10 @@ its update, and the parameter that is rounded from it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, combinations
+from functools import partial
 
 import torch
 
@@ -22,15 +23,24 @@ from echelon.core.plan import Optimizer, Plan
 from echelon.cost.bytes.servers import SERVERS_AXIS
 from echelon.layout.stage import decays, update_rule_of
 from echelon.proof.causes.factors import named_factor
-from echelon.proof.causes.finding import ROUNDING, ProofFinding, with_distinguishing_axis
+from echelon.proof.causes.finding import (
+    ROUNDING,
+    ProofFinding,
+    most_telling,
+    no_cause,
+    spread,
+    with_distinguishing_axis,
+)
 from echelon.proof.causes.gradients.norm import name_norm
 from echelon.proof.causes.places import describe_slice, told_by_slice, wrong_elements
 from echelon.proof.causes.updates.optimizer_constants import (
     ReplayedUpdate,
     explain_constants,
+    explain_state,
     other_count,
     wrong_ranks,
 )
+from echelon.proof.claims import value_checks
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.plan_evidence import JudgedEvidence, PlanEvidence
 from echelon.proof.claims.value_checks import replay
@@ -116,13 +126,9 @@ def explain_update(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
     oracle, name = evidence.steps[failure.step], failure.subject
     if oracle.skipped:
         return ProofFinding("not skipped", "updated in a step whose gradients overflowed")
-    where, ranks = _wrong_places(evidence, oracle, name)
-    where = where if ranks else torch.ones_like(where)
-    seen = evidence.run.update(oracle.step, name)[where]
-    wrong = WrongUpdateOfPlan(evidence=evidence, step=oracle, name=name, where=where, seen=seen)
-    found = chain(stale_versions(evidence, oracle, name), _findings(wrong))
-    finding = next(found, None) or ProofFinding("none", _ANOTHER)
-    if finding.factor in _OF_SLICES:
+    wrong, ranks, _ = _wrong_update(evidence, oracle, name)
+    finding = _cause_of(wrong)
+    if finding.factor in _OF_SLICES and isinstance(wrong, WrongUpdateOfPlan):
         finding = told_by_slice(finding, describe_slice(wrong.odd))
     # Other tensors of the step count too: all of this one may lie in the slice of one rank.
     every = {r for other in oracle.updates for r in _wrong_places(evidence, oracle, other)[1]}
@@ -132,26 +138,75 @@ def explain_update(evidence: JudgedEvidence, failure: Check) -> ProofFinding:
 
 def _update_of_program(evidence: CapturedEvidence, failure: Check) -> ProofFinding:
     """Explain the update of the first rank that has it wrong."""
-    step, name, run = evidence.steps[failure.step], failure.subject, evidence.run
-    right = step.update(name)
-    before = failure.step - 1 if failure.step else INITIAL
-    seen = {
-        rank: value - run.vector(PARAMETERS, before, name, rank)
-        for rank, value in run.vectors(PARAMETERS, failure.step, name).items()
-    }
-    limit = max(failure.allowed, evidence.explained) * float(right.norm()) / 2
-    ranks = wrong_ranks(seen, right.reshape(-1), limit) or list(seen)
-    mine = seen[ranks[0]]
-    where = ~mine.isnan().view(right.shape)
-    wrong = WrongUpdate(
-        evidence=evidence, step=step, name=name, where=where, seen=mine[~mine.isnan()]
+    wrong, ranks, holders = _wrong_update(
+        evidence, evidence.steps[failure.step], failure.subject, failure.allowed
     )
-    finding = next(_findings(wrong), None) or ProofFinding("none", _ANOTHER)
-    finding = replace(finding, ranks=tuple(sorted(ranks)))
-    return with_distinguishing_axis(evidence.axes(), finding, ranks, seen)
+    finding = replace(_cause_of(wrong), ranks=tuple(sorted(ranks)))
+    return with_distinguishing_axis(evidence.axes(), finding, ranks, holders)
 
 
-_ANOTHER = "another update of the right gradient: no factor of it, and no decay, explains it"
+def _wrong_update(
+    evidence: JudgedEvidence, step: ReferenceStep, name: str, allowed: float = 0.0
+) -> tuple[WrongUpdate, set[int], set[int]]:
+    """A wrong update, the ranks that have it wrong, and all that have it; of a program one's."""
+    run = evidence.run
+    if isinstance(evidence, PlanEvidence):
+        oracle = evidence.steps[step.step]
+        where, ranks = _wrong_places(evidence, oracle, name)
+        where = where if ranks else torch.ones_like(where)
+        seen = run.update(step.step, name)[where]
+        wrong = WrongUpdateOfPlan(evidence=evidence, step=oracle, name=name, where=where, seen=seen)
+        return wrong, ranks, set()
+    right = step.update(name)
+    before = step.step - 1 if step.step else INITIAL
+    added = {
+        rank: value - run.vector(PARAMETERS, before, name, rank)
+        for rank, value in run.vectors(PARAMETERS, step.step, name).items()
+    }
+    limit = max(allowed, evidence.explained) * float(right.norm()) / 2
+    odd = wrong_ranks(added, right.reshape(-1), limit) or list(added)
+    first = added[odd[0]]
+    where = ~first.isnan().view(right.shape)
+    seen = first[~first.isnan()]
+    wrong = WrongUpdate(evidence=evidence, step=step, name=name, where=where, seen=seen)
+    return wrong, set(odd), set(added)
+
+
+def _cause_of(wrong: WrongUpdate) -> ProofFinding:
+    """The cause that explains most wrong updates of the step."""
+    finding = most_telling(_causes(wrong), partial(_causes_elsewhere, wrong))
+    return finding or ProofFinding("none", no_cause(_excluded(wrong)))
+
+
+def _causes(wrong: WrongUpdate) -> Iterator[ProofFinding]:
+    if isinstance(wrong, WrongUpdateOfPlan):
+        yield from stale_versions(wrong.evidence, wrong.step, wrong.name)
+    yield from _findings(wrong)
+
+
+def _causes_elsewhere(wrong: WrongUpdate) -> Iterator[tuple[str, Iterator[ProofFinding]]]:
+    """Yield other wrong updates of the step, each with the causes that fit it."""
+    evidence, step = wrong.evidence, wrong.step
+    checks = value_checks.updates(replace(evidence, steps=[step]))
+    names = [c.subject for c in checks if c.subject != wrong.name and not c.error <= c.allowed]
+    for name in spread(names):
+        if evidence.run.parts(evidence.run.values_kind, step.step, name):
+            yield name, _causes(_wrong_update(evidence, step, name)[0])
+
+
+def _excluded(wrong: WrongUpdate) -> Mapping[str, float]:
+    """The causes tried on an update, each with the share that it leaves unexplained."""
+    seen, main, decay = wrong.seen, wrong.main, wrong.decay
+    value = wrong.there(wrong.step.before[wrong.name])
+    left = {
+        "a factor": fit_factor(seen, main + decay)[1],
+        "another rate or decay": fit_basis(seen, (main, value))[1],
+    }
+    if not isinstance(wrong, WrongUpdateOfPlan):
+        left["another size"] = relative_residual(seen.sign(), (main + decay).sign())
+    elif not wrong.step.step:
+        left["another scale of the gradient"] = _scale_behind(wrong)[1]
+    return {cause: share for cause, share in left.items() if math.isfinite(share)}
 
 
 def _told_of(
@@ -188,18 +243,22 @@ def _findings(wrong: WrongUpdate) -> Iterator[ProofFinding]:
     if isinstance(wrong, WrongUpdateOfPlan):
         yield from _clip_epsilon(wrong)
         yield from _repeated(wrong)
-    yield from _rate_and_decay(wrong)
+    known = [*_rate_and_decay(wrong)]
+    yield from known
     if isinstance(wrong, WrongUpdateOfPlan):
         # An epsilon and a scale of the gradient look alike in a first update: a named scale first.
         yield from _clip(wrong)
+        yield from _scaled_gradient(wrong, by_axis=True)
         yield from explain_constants(wrong.replayed(wrong.name, wrong.where))
-        yield from _scaled_gradient(wrong)
+        yield from _scaled_gradient(wrong, by_axis=False)
         yield from _other_state(wrong)
         return
     first, without_decay = wrong.evidence.steps[0], wrong.seen - wrong.decay
-    yield from other_count(first, wrong.step, wrong.name, without_decay, wrong.where)
+    counts = [*other_count(first, wrong.step, wrong.name, without_decay, wrong.where)]
+    yield from counts
     right = wrong.main + wrong.decay
-    if relative_residual(wrong.seen.sign(), right.sign()) < wrong.evidence.explained:
+    alike = relative_residual(wrong.seen.sign(), right.sign()) < wrong.evidence.explained
+    if alike and not known and not counts:
         says = "of the right sign and another size: another epsilon, beta, or count of steps"
         yield ProofFinding("other size", says)
 
@@ -347,15 +406,20 @@ def _clip(wrong: WrongUpdateOfPlan) -> Iterator[ProofFinding]:
         yield replace(named, description=f"clipped by a wrong norm: {named.description}")
 
 
-def _scaled_gradient(wrong: WrongUpdateOfPlan) -> Iterator[ProofFinding]:
-    """Tell the scale of the gradient behind the first update, though nothing explains it."""
+def _scaled_gradient(wrong: WrongUpdateOfPlan, *, by_axis: bool) -> Iterator[ProofFinding]:
+    """Tell the scale of the gradient behind the first update, of an axis or without a name."""
     evidence, oracle = wrong.evidence, wrong.step
     scale, residual = _scale_behind(wrong)
     if residual > 1e3 * EXPLAINED or not scale:
         return
     ratio = scale / oracle.clip_scale
+    named = named_factor(evidence, oracle, ratio)
+    if by_axis != bool(named.axis):
+        return
     says = f"the update is that of a gradient {ratio:.6g} times the clipped one"
-    yield replace(named_factor(evidence, oracle, ratio), description=says)
+    if by_axis:
+        says += f" ({named.factor}); an epsilon {1 / ratio:.4g} times as large would make it, too"
+    yield replace(named, description=says)
 
 
 def gradient_behind_adamw(step: torch.Tensor, optimizer: Optimizer) -> torch.Tensor:
@@ -431,84 +495,6 @@ def explain_replayed(evidence: PlanEvidence, failure: Check) -> ProofFinding:
         return ProofFinding("number", says, value=factor, residual=residual)
     says = "not what the formula makes of the gradients that the ranks hold"
     return ProofFinding("none", says, residual=residual)
-
-
-_VALUE = "value"
-
-_WORDS = {"exp_avg": "first moment", "exp_avg_sq": "second moment"}
-"""What users call the running sums of AdamW."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """Hold what an optimizer keeps of a tensor at one time: the value, and sums by name."""
-
-    value: torch.Tensor
-    sums: Mapping[str, torch.Tensor]
-
-    def with_parts_of(self, other: _Kept, parts: Sequence[str]) -> _Kept:
-        """Return the same, but for the parts that are another's; a sum that is missing is zero."""
-        sums = {name: other.sums[name] for name in parts if name in other.sums}
-        own = {name: one for name, one in self.sums.items() if name not in parts}
-        return _Kept(other.value if _VALUE in parts else self.value, {**own, **sums})
-
-
-def explain_state(
-    replayed: ReplayedUpdate, others: Sequence[ReplayedUpdate]
-) -> Iterator[ProofFinding]:
-    """Find the state of an earlier update, or of one of `others`, behind a wrong update.
-
-    What follows for all of `replayed.where` must follow from it.
-    """
-    *before, now, _ = kept = _history(replayed)
-    parts = (*dict.fromkeys(name for one in kept for name in one.sums), _VALUE)
-    for ago, one in enumerate(reversed(before), start=1):
-        for taken in _subsets(parts):
-            if _fits(replayed, now.with_parts_of(one, taken)):
-                when = f"as of {ago} update{'s' * (ago > 1)} before"
-                zero = " (zero)" if ago == len(before) and _VALUE not in taken else ""
-                yield ProofFinding("stale", f"made from the {_told(taken)} {when}{zero}")
-                return
-    for other in others:
-        *_, then, after = _history(other)
-        for one, taken in ((one, taken) for one in (then, after) for taken in _subsets(parts)):
-            if _fits(replayed, now.with_parts_of(one, taken)):
-                when = ", as of after this step" if one is after else ""
-                says = f"made from the {_told(taken)} of {other.spec.name}{when}"
-                yield ProofFinding("another's state", says)
-                return
-
-
-def _history(replayed: ReplayedUpdate) -> list[_Kept]:
-    """Return what was kept before each update that was taken, before the last, and after it."""
-    state, name = OptimizerState(), replayed.spec.name
-    kept: list[_Kept] = []
-    for one in replayed.steps:
-        last = one is replayed.steps[-1]
-        if last or not one.skipped:
-            kept.append(_Kept(one.before[name], dict(state.sums)))
-            replayed.update(one, replayed.optimizer, state)
-    last = replayed.last
-    return [*kept, _Kept(last.after[name], dict(state.sums))]
-
-
-def _fits(replayed: ReplayedUpdate, kept: _Kept) -> bool:
-    count = sum(not one.skipped for one in replayed.steps[:-1])
-    state = OptimizerState(sums=dict(kept.sums), num_updates=count)
-    made = replayed.update(replayed.last, replayed.optimizer, state, kept.value)
-    right = replayed.last.before[replayed.spec.name]
-    return replayed.fits(kept.value + made.total - right) < EXPLAINED
-
-
-def _subsets(parts: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield what may be another's: all of it first, then the sums, then less."""
-    for number in range(len(parts), 0, -1):
-        yield from combinations(parts, number)
-
-
-def _told(parts: Sequence[str]) -> str:
-    *most, last = (_WORDS.get(part, part) for part in parts)
-    return f"{', '.join(most)} and {last}" if most else last
 
 
 def explain_muon_scale(replayed: ReplayedUpdate, plan: Plan, factor: float) -> ProofFinding | None:

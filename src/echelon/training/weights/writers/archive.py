@@ -15,11 +15,9 @@ from typing import Any
 import torch
 
 from echelon.core.disk import disk_errors, flush_file
-from echelon.core.piece_sizes import TRAINING_PIECES
+from echelon.core.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.training.checkpoint.shard_file import tensor_bytes
 from echelon.training.weights.pickles import PickledTensor, read_archive
-
-"""Of rows that do not follow one another in memory, at once."""
 
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """The tensors of a file in order, with shape and dtype."""
@@ -34,12 +32,14 @@ class OpenArchive:
         shapes: Shapes,
         around: Callable[[dict[str, Any]], Any],
         within: Callable[[Any], Mapping[str, Any]],
+        pieces: PieceSizes = TRAINING_PIECES,
     ) -> None:
         """Write the file without values.
 
         `around` puts the tensors into what is saved, `within` finds them in it again.
         EnvironmentProblem where the disk refuses.
         """
+        self._pieces = pieces
         # Memory that nobody writes to is not taken: these are shapes.
         empty = {key: torch.empty(shape, dtype=dtype) for key, (shape, dtype) in shapes.items()}
         self._file = file
@@ -59,7 +59,7 @@ class OpenArchive:
         with disk_errors(f"to write into {self._file.parent}"), self._file.open("r+b") as stream:
             stream.seek(place.start)
             for value in values:
-                rows = value.shape[0] if value.is_contiguous() else _rows_at_once(value)
+                rows = value.shape[0] if value.is_contiguous() else self._rows_at_once(value)
                 for part in value.split(max(1, rows)):
                     stream.write(tensor_bytes(part))
 
@@ -68,9 +68,8 @@ class OpenArchive:
         with disk_errors(f"to write into {self._file.parent}"), self._file.open("rb") as stream:
             flush_file(stream.fileno())
 
-
-def _rows_at_once(value: torch.Tensor) -> int:
-    return TRAINING_PIECES.buffer_bytes // (value[0].numel() * value.element_size())
+    def _rows_at_once(self, value: torch.Tensor) -> int:
+        return self._pieces.buffer_bytes // (value[0].numel() * value.element_size())
 
 
 def save_archive(

@@ -120,7 +120,9 @@ def write_trainer(
         write_distributed(chunks, folder, request.torch_dtype, writers)
     elif request.to == "deepspeed":
         models = {VALUES: model} | {
-            kind.removeprefix("optimizer."): open_model(checkpoint, index, found.tensors, kind)
+            kind.removeprefix("optimizer."): open_model(
+                checkpoint, index, found.tensors, kind, sizes=request.sizes
+            )
             for kind in found.kinds[1:]
         }
         universal = UniversalFolder(tensors=found.tensors, models=models, step=index.step)
@@ -299,13 +301,23 @@ def write_universal(found: UniversalFolder, folder: Path, writers: Writers) -> N
     writers.on_first(lambda: _make_folders(found, zero))
     writers.write(
         [
-            _part(model, tensor, zero / tensor.key / f"{kind}.pt")
+            _part(
+                model,
+                tensor if kind == VALUES else _without_offset(tensor),
+                zero / tensor.key / f"{kind}.pt",
+            )
             for tensor in found.tensors
             for kind, model in found.models.items()
         ]
     )
     # Last, for this is what an engine looks for first.
     writers.on_first(lambda: _write_states(found, folder))
+
+
+def _without_offset(tensor: FolderTensor) -> FolderTensor:
+    """Return the tensor of a moment: files subtract the offset of a norm from its weight alone."""
+    parts = tuple((name, replace(source, offset=0.0)) for name, source in tensor.parts)
+    return replace(tensor, parts=parts)
 
 
 def _make_folders(found: UniversalFolder, zero: Path) -> None:

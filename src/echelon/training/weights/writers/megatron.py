@@ -196,6 +196,7 @@ def _open_rank(
         {key: (_cut_shape(key, one.shape, tp), found.dtype) for key, one in held.items()},
         lambda made: {**_common(found.step), "model": made},
         lambda read: read["model"],
+        found.model.sizes,
     )
 
 
