@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.completion.in_flight import (
@@ -209,7 +209,11 @@ def _access_of(func: Any) -> _Access | None:
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value):
+        # A DTensor has no memory of its own.
+        for name in value.__tensor_flatten__()[0]:
+            yield from _tensors(getattr(value, name))
+    elif isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
         values: Iterable[Any] = value
