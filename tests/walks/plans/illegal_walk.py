@@ -127,7 +127,8 @@ def outcome_on_ranks(broken: Broken, pool: RankPool) -> tuple[Outcome, str]:
         patch.setattr(run, "require_nothing_mended", lambda *_: None)
         patch.setattr(run, "shrink", in_own_sizes)
         try:
-            run.prove(broken.plan, run_ranks=pool.run, own_precision=False).require()
+            quick = not broken.plan.mathematics.updates.is_asynchronous
+            run.prove(broken.plan, run_ranks=pool.run, own_precision=False, quick=quick).require()
         except ProofFailed as error:
             return "differs", error.problems[0].message
         except Exception as error:
