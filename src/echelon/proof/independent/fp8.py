@@ -180,7 +180,9 @@ def _nearest(tiles_RK: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 def fitting(largest: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     """Return the least powers of two that bring numbers into a table; 1 for zeros."""
-    scale = torch.ones_like(largest)
+    # About where it fits already, or 1 of a tile of zeros.
+    near = torch.exp2(torch.log2(largest / table[-1]).floor())
+    scale = torch.where((near > 0) & torch.isfinite(near), near, torch.ones_like(largest))
     while bool((too_large := largest > table[-1] * scale).any()):
         scale = torch.where(too_large, 2 * scale, scale)
     while bool((fits := (largest > 0) & (largest <= table[-1] * scale / 2)).any()):
