@@ -34,6 +34,7 @@ from echelon.rehearsal.memory import (
     GRADIENTS,
     MESSAGES,
     OPTIMIZER,
+    OTHER,
     PARAMETERS,
     MemoryMeter,
     MemoryPoint,
@@ -55,6 +56,7 @@ from echelon.rehearsal.traces import (
 from echelon.rehearsal.work import Work
 from echelon.schedule.action import Action
 from echelon.training.engine import TrainEngine, make_engine
+from echelon.training.optimizer import muon
 
 NUM_STEPS = 2
 
@@ -296,6 +298,9 @@ def _terms(shapes: ShapesOnly, engine: TrainEngine, observer: _Observer) -> Iter
         (model.executor, ("_post_receive",), MESSAGES),
         (engine.optimizer, ("update",), BUFFERS),
         (model.gathering.codes, ("refresh",), BUFFERS),
+        # The inside of a computation is no buffer: gradients widened, Newton-Schulz.
+        (engine.optimizer, ("_elements",), OTHER),
+        (muon, ("newton_schulz",), OTHER),
     ]
     names += [(part, ("after_update",), BUFFERS) for part in engine.parts if part.held()]
     model.executor.observer = observer

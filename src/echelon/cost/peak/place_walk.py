@@ -384,7 +384,7 @@ class PlaceWalk:
         gathers = action.kind is not ActionKind.W
         written = self._order(action.stage, by_operator=action.kind is ActionKind.W)
         unit = ""
-        for one in moments:
+        for one, after in zip(moments, (*moments[1:], None), strict=True):
             if one.unit != unit and gathers:
                 self._whole.leave_backward(unit)
                 self._whole.enter_backward(one.unit)
@@ -397,6 +397,9 @@ class PlaceWalk:
                     self._sums.write(gradients.name, gradients.count)
             if not at_end:
                 self._see(unit, one.operator, float(one.bytes))
+            elif after is not None:
+                # A bucket that is full begins its sum while its unit is still whole.
+                self._see(unit, one.operator, float(min(one.bytes, after.bytes)))
         if gathers:
             self._whole.leave_backward(unit)
 
