@@ -304,7 +304,8 @@ def behind_the_clip(evidence: CapturedEvidence, step: int) -> tuple[CapturedEvid
     }
     multiples = [factor for factor in odd.values() if factor is not None]
     bare = 1 / reference.clip_scale
-    if not odd or any(math.isclose(x, bare, rel_tol=_ALIKE) for x in multiples):
+    # Some are not clipped at all: that is a cause of its own.
+    if not odd or any(math.isclose(x, bare, rel_tol=_ALIKE) for x in (*multiples, *usual.values())):
         return None
     first = next(iter(usual.values()))
     undone = {capture.rank: 1 / usual.get(capture.rank, first) for capture in run.captures}

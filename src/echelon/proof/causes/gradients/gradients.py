@@ -303,7 +303,6 @@ def _wrong_clip(gradient: WrongGradient) -> Iterator[ProofFinding]:
         yield ProofFinding("1/clip scale", "no gradient is clipped", value=1 / step.clip_scale)
         return
     if max(clipped) - min(clipped) > gradient.fits * max(clipped):
-        yield from _clipped_with_others(gradient, clip, factors)
         return
     norm = clip / (clipped[0] * step.clip_scale)
     if math.isclose(norm, step.grad_norm, rel_tol=SAME_NORM):
@@ -322,30 +321,6 @@ def _wrong_clip(gradient: WrongGradient) -> Iterator[ProofFinding]:
     else:
         says += f" instead of {step.grad_norm:.6g}{own}"
         yield ProofFinding("wrong norm", says, axis, value=norm / step.grad_norm)
-
-
-def _clipped_with_others(
-    gradient: WrongGradient, clip: float, factors: Mapping[str, float]
-) -> Iterator[ProofFinding]:
-    """Find a factor in some gradients behind a clip of all: their norm predicts all factors."""
-    evidence, step, least = gradient.evidence, gradient.step, min(factors.values())
-    if factors.keys() != step.gradients.keys():
-        return
-    for base in (least, max(factors.values())):
-        odd = {n: f / base for n, f in factors.items() if abs(f / base - 1) > gradient.fits}
-        times = odd[next(iter(odd))]
-        norms = {name: float(one.double().norm()) for name, one in step.gradients.items()}
-        norm = math.hypot(*(odd.get(name, 1.0) * size for name, size in norms.items()))
-        made = min(1.0, clip / (norm + 1e-6)) / step.clip_scale
-        alike = all(abs(one - times) <= gradient.fits * times for one in odd.values())
-        if alike and abs(made - base) <= _CLIPPED_ALIKE * made:
-            name = list(odd)[-1]
-            named = named_factor(evidence, step, times, parameter=name)
-            named = _by_reach(replace(gradient, name=name), named, {*odd})
-            says = f"{len(odd)} of {len(factors)} gradients are off before the clip, and all are "
-            says += f"clipped by their norm of {norm:.6g}: {named.description}"
-            yield replace(named, description=says, tensor=name)
-            return
 
 
 def _norms_of_wrong_ranks(gradient: WrongGradient, first: float) -> tuple[str, str]:
@@ -478,8 +453,6 @@ def _name_mixture(
         says += f", while the parts of dp {lost} are missing"
     return ProofFinding("wrong group", says, "tp", residual=residual)
 
-
-_CLIPPED_ALIKE = 1e-5  # relative difference of clips
 
 _MOST_MICROBATCHES = 8
 """Pairs are tried one by one; a proof that was shrunk has few."""
