@@ -56,13 +56,16 @@ def is_refused(planned: CommandEnd) -> bool:
 
 
 def prove_random(
-    seed: int, number: int, commands: Commands, offload_dir: str, *, late: bool = False
+    seed: int, number: int, commands: Commands, offload_dir: str, *, flags: Sequence[str] = ()
 ) -> Line:
-    """Draw plan `number` of a walk, prove it by the command, and return how that went."""
+    """Draw plan `number` of a walk, prove it by the command, and return how that went.
+
+    `flags` are those of `echelon prove`.
+    """
     settings = draw(seed, number, offload_dir)
     words = [PRESET, *with_settings(settings)]
-    proof = ["prove", *words, *(["--late"] if late else [])]
-    result: Line = {"seed": seed, "number": number, "late": late}
+    proof = ["prove", *words, *flags]
+    result: Line = {"seed": seed, "number": number, "flags": [*flags]}
     result |= {"mixture": "experts.capacity_factor" in settings, "problem": ""}
     planned = commands.run("plan", *words, "--json")
     result |= {"command": planned.command.replace(" plan ", " prove ", 1)}
@@ -80,7 +83,7 @@ def prove_random(
 
 
 def walk_proofs(
-    seed: int, count: int, results: Path | None, *, first: int = 0, late: bool = False
+    seed: int, count: int, results: Path | None, *, first: int = 0, flags: Sequence[str] = ()
 ) -> Iterator[Line]:
     """Yield how each draw from `first` on went, until `count` were plans.
 
@@ -90,7 +93,7 @@ def walk_proofs(
     known = {
         (line["seed"], line["number"]): line
         for line in lines_of(results, code)
-        if line["late"] == late
+        if line["flags"] == [*flags]
     }
     with (
         tempfile.TemporaryDirectory(prefix="echelon-walk-") as folder,
@@ -100,7 +103,7 @@ def walk_proofs(
         def walk(number: int) -> Line:
             line = known.get((seed, number))
             if line is None:
-                line = prove_random(seed, number, commands, folder, late=late) | {"code": code}
+                line = prove_random(seed, number, commands, folder, flags=flags) | {"code": code}
                 append_line(results, line)
             return line
 
@@ -139,10 +142,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--late", action="store_true", help="also complete operations as late as they may"
     )
+    parser.add_argument(
+        "--quick", action="store_true", help="prove the first steps, in float64 alone"
+    )
     options = parser.parse_args(arguments)
     lines: list[Line] = []
+    flags = [f"--{name}" for name in ("late", "quick") if getattr(options, name)]
     walked = walk_proofs(
-        options.seed, options.plans, options.results, first=options.first, late=options.late
+        options.seed, options.plans, options.results, first=options.first, flags=flags
     )
     for line in walked:
         lines.append(line)

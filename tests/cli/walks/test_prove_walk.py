@@ -73,9 +73,9 @@ def refusing(folder: Path) -> Any:
 
 def test_late_completion_is_asked_for_and_told() -> None:
     commands = Told(lambda name: (0, "{}"))
-    line = prove_random(5, 0, cast(Commands, commands), "/nowhere", late=True)
+    line = prove_random(5, 0, cast(Commands, commands), "/nowhere", flags=["--late"])
     assert commands.words[-1][-1] == "--late"
-    assert line["late"]
+    assert line["flags"] == ["--late"]
     assert line["command"].endswith(" --late")
 
 
