@@ -11,6 +11,7 @@ from echelon.core.parameters import parameters
 from echelon.core.piece_sizes import PROOF_PIECES, TRAINING_PIECES, PieceSizes
 from echelon.core.plan import Plan
 from echelon.proof.shrink import shrink
+from echelon.proof.whole_run.own_data import MAX_BYTES
 from echelon.proof.whole_run.whole_run import PROMPTS
 from tests.parallel.layouts import plan_of
 
@@ -40,6 +41,8 @@ def loops(plan: Plan) -> dict[str, Sequence[tuple[int, float]]]:
         "buffer_bytes": [(rows, width * ITEM) for rows, width in shapes],
         "merged_bytes": [(rows, 2 * width * ITEM) for rows, width in shapes],
         "compared_bytes": [(rows, width * ITEM) for rows, width in shapes],
+        "text_bytes": [(MAX_BYTES, 1)],
+        "shard_tokens": [(MAX_BYTES, 1)],
     }
 
 
@@ -47,6 +50,7 @@ WHOLE = {
     "tile_rows": "a tile is at least as long as this; windows of a proof are of any length",
     "score_elements": "1: a block has as few rows as it may",
     "shared_bytes": "not cut: what is larger is sent",
+    "record_rows": "rows of the run's own files: of any number",
     "file_bytes": "a page is the smallest transfer of a file",
     "muon_buckets": "buckets of a rank: three in a proof",
     "muon_results": "of these",

@@ -22,6 +22,7 @@ TARGET = "echelon.training.delivered:deliver"
 def delivered(pool: RankPool, folder: Path, data: DataSettings, **changes: Any) -> dict[str, Any]:
     plan = shrink(layout(dp=2), precision="fp64")
     argument = {"folder": str(folder), "plan": plan.to_json(), "data": to_json(data)}
+    argument |= {"stretch": 100, "most_tokens": 300}
     pool.run(TARGET, {**argument, "length": 16, "max_bytes": 5000, **changes}, 1, labels=[""])
     return json.loads((folder / "delivered.json").read_text())
 
@@ -33,7 +34,11 @@ def test_rows_are_those_of_steps_around_the_end_of_an_epoch(
     (tmp_path / "text.txt").write_text(text)
     result = delivered(rank_pool, tmp_path, DataSettings(source=str(tmp_path / "text.txt")))
     assert (result["length"], result["tokenizer"], result["end"]) == (4, "", 256)
-    assert result["parts"] == [[496], [5]]
+    (training,), (validation,) = result["parts"]
+    assert (training["num_tokens"], validation["num_tokens"]) == (496, 5)
+    # The first 300 tokens, 100 at a time; lengths of documents only where all are read.
+    assert (len(training["sums"]), training["documents"]) == (3, None)
+    assert (len(validation["sums"]), validation["documents"]) == (1, [5])
     # 124 samples, 6 of them in a step.
     assert list(result["training"]) == ["0", "1", "19", "20", "21"]
     for batch in result["training"].values():
@@ -53,7 +58,8 @@ def test_rows_are_those_of_steps_around_the_end_of_an_epoch(
 def test_a_limit_leaves_less_to_read(rank_pool: RankPool, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("0123456789" * 500)
     data = DataSettings(source=str(tmp_path / "text.txt"), validation_fraction=0.5)
-    assert delivered(rank_pool, tmp_path, data, max_bytes=999)["parts"] == [[500], [500]]
+    parts = delivered(rank_pool, tmp_path, data, max_bytes=999)["parts"]
+    assert [[source["num_tokens"] for source in part] for part in parts] == [[500], [500]]
 
 
 def test_records_that_are_none_are_the_error_of_the_trainer(

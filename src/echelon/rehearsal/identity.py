@@ -120,7 +120,8 @@ class DataNames:
             return None
         # Sums of a tied embedding have a name for both ends, whose buckets have other numbers.
         is_other = data.bucket not in (last, "") and last != "tied"
-        if is_other or (not data.bucket and data.text != called):
+        # A ring of tensor ranks may send the message itself on, under its own name.
+        if is_other or (not data.bucket and data.text != called and _is_message(called)):
             of = f"{data.bucket}: {data}" if data.bucket else str(data)
             self._tell(OTHER_DATA, f"{called} at {where} has the data of {of}")
         return data
@@ -192,6 +193,11 @@ def _flats(bucket: Bucket) -> Iterator[tuple[str, torch.Tensor, int]]:
         yield "parameters", bucket.fp8.codes, bucket.own.start
     if bucket.int8 is not None:
         yield "parameters in int8", bucket.int8.whole, 0
+
+
+def _is_message(called: str) -> bool:
+    """True if an operation is called as a message between stages."""
+    return called.split(" ", maxsplit=1)[0] in {payload.value for payload in Payload}
 
 
 def _range_of(bucket: Bucket) -> str:

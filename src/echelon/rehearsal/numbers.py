@@ -34,6 +34,8 @@ PEAK_ERROR = 0.05
 """Share of a rehearsed peak by which the peak of a plan may be off."""
 STATE_ERROR = 0.01
 """Share of a rehearsed peak that gathered parameters, or buffers, may be off by."""
+LEAST_ERROR = 5 << 17
+"""Bytes by which they may be off, however small a model is: moments of a few MB are alike."""
 
 PEAK, ACTIONS = "peak", "actions of the schedule"
 IN_FLIGHT = "activations held at once"
@@ -148,7 +150,7 @@ def _of_peak(rehearsal: RankRehearsal, peak: RankPeak) -> Iterator[PlanNumber]:
         planned=peak.bytes,
         rehearsed=highest,
         error=abs(off),
-        allowed=PEAK_ERROR * highest,
+        allowed=max(PEAK_ERROR * highest, LEAST_ERROR),
         note=note,
     )
     for name, (terms, share) in _AT_PEAK.items():
@@ -162,7 +164,7 @@ def _of_peak(rehearsal: RankRehearsal, peak: RankPeak) -> Iterator[PlanNumber]:
             planned=planned,
             rehearsed=rehearsed,
             error=explained if (planned - rehearsed) * off > 0 else 0.0,
-            allowed=share * highest,
+            allowed=max(share * highest, LEAST_ERROR),
             note=note,
         )
 
