@@ -130,7 +130,7 @@ def _of_row(at: str, row: Mapping[str, Any]) -> Iterator[Identity]:
         for name, size in row[sums].items():
             total = sum(term["bytes"] for term in row[terms] if term[key] == name)
             yield Identity(f"{at}.{sums}.{name}", size, total, _SUM)
-    for choice in filter(lambda choice: choice["chosen"], row["choices"]):
+    for choice in [choice for choice in row["choices"] if choice["chosen"]]:
         for key, terms in (("held_bytes", "held"), ("step_bytes", "held_in_a_step_at_most")):
             total = sum(term["bytes"] for term in row[terms] if term["pool"] == "device")
             yield Identity(f"{at}.choices.{choice['setting']}.{key}", choice[key], total, _SUM)
