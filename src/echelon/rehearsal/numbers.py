@@ -119,7 +119,9 @@ def plan_numbers(
     for term in STATE_TERMS:
         name = f"{term} between steps"
         yield _counted(rank, name, peak.terms.get(term, 0), rehearsal.held.get(term, 0))
-    yield from _of_peak(rehearsal, peak)
+    # Buffers of offloaded parameters are counted as if all were taken at once.
+    offloads = plan.layout.zero.parameter_offload != "none"
+    yield from _of_peak(rehearsal, peak, {"buffers": PEAK_ERROR} if offloads else {})
     if not plan.mesh.is_server(rank):
         yield from _of_schedule(plan, rehearsal)
         if every_step:
@@ -137,8 +139,12 @@ def _counted(rank: int, name: str, planned: float, rehearsed: float, part: str =
     )
 
 
-def _of_peak(rehearsal: RankRehearsal, peak: RankPeak) -> Iterator[PlanNumber]:
+def _of_peak(
+    rehearsal: RankRehearsal, peak: RankPeak, shares: Mapping[str, float]
+) -> Iterator[PlanNumber]:
     """Yield the peak, and groups of its terms with the part of its error that each explains.
+
+    `shares` of the peak may be off in place of those of `_AT_PEAK`.
 
     Two moments may be equally high. So a term counts as wrong only if the peak is off, too.
     """
@@ -164,7 +170,7 @@ def _of_peak(rehearsal: RankRehearsal, peak: RankPeak) -> Iterator[PlanNumber]:
             planned=planned,
             rehearsed=rehearsed,
             error=explained if (planned - rehearsed) * off > 0 else 0.0,
-            allowed=max(share * highest, LEAST_ERROR),
+            allowed=max(shares.get(name, share) * highest, LEAST_ERROR),
             note=note,
         )
 
