@@ -11,6 +11,25 @@ from echelon.proof.verify.verify import SubjectRanks, verify_subject
 ROOT = Path(__file__).resolve().parents[2]
 WRONG, RIGHT = ROOT / "examples" / "wrong", ROOT / "examples" / "right"
 
+TORCH = (
+    "ddp",
+    "fsdp1",
+    "fsdp2",
+    "dtensor_tp_sp",
+    "pipeline_1f1b",
+    "pipeline_interleaved",
+    "zero1_by_hand",
+    "hooks_and_handles",
+    "zero3_by_hand",
+    "tensor_parallel_by_hand",
+    "ring_attention_by_hand",
+    "ulysses_by_hand",
+    "pipeline_by_hand",
+    "experts_by_hand",
+    "compiled_recompute",
+)
+"""Right programs that need nothing but torch."""
+
 
 def proof_of_file(pool: RankPool, file: Path) -> SubjectProof:
     """Return the proof of a program that needs nothing but torch."""

@@ -22,25 +22,8 @@ from echelon.core.errors import EchelonError
 from echelon.launch.local.supervisor import RankPool
 from echelon.proof.verdict import SubjectProof
 from tests.examples.changes import Change, random_change
-from tests.examples.programs import RIGHT, ROOT, proof_of_file
+from tests.examples.programs import RIGHT, ROOT, TORCH, proof_of_file
 
-TORCH = (
-    "ddp",
-    "fsdp1",
-    "fsdp2",
-    "dtensor_tp_sp",
-    "pipeline_1f1b",
-    "pipeline_interleaved",
-    "zero1_by_hand",
-    "hooks_and_handles",
-    "zero3_by_hand",
-    "tensor_parallel_by_hand",
-    "ring_attention_by_hand",
-    "ulysses_by_hand",
-    "pipeline_by_hand",
-    "experts_by_hand",
-    "compiled_recompute",
-)
 FRAMEWORKS = (
     "accelerate_ddp",
     "deepspeed_zero",

@@ -9,8 +9,8 @@ import pytest
 
 from echelon.launch.local.supervisor import RankPool
 from tests.examples.changes import changes_of, random_change
-from tests.examples.programs import RIGHT
-from tests.examples.random_bugs import TORCH, Verdict, planted, told
+from tests.examples.programs import RIGHT, TORCH
+from tests.examples.random_bugs import Verdict, planted, told
 
 SOURCE = """MESH = {"dp": 2, "tp": 2}
 RATE = 0.1

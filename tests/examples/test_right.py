@@ -8,25 +8,7 @@ from pathlib import Path
 import pytest
 
 from echelon.launch.local.supervisor import RankPool
-from tests.examples.programs import RIGHT, proof_of_file
-
-TORCH = (
-    "ddp",
-    "fsdp1",
-    "fsdp2",
-    "dtensor_tp_sp",
-    "pipeline_1f1b",
-    "pipeline_interleaved",
-    "zero1_by_hand",
-    "hooks_and_handles",
-    "zero3_by_hand",
-    "tensor_parallel_by_hand",
-    "ring_attention_by_hand",
-    "ulysses_by_hand",
-    "pipeline_by_hand",
-    "experts_by_hand",
-    "compiled_recompute",
-)
+from tests.examples.programs import RIGHT, TORCH, proof_of_file
 
 
 @pytest.mark.parametrize(

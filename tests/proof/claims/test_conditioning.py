@@ -61,7 +61,8 @@ def test_a_precision_of_few_digits_hides_nothing() -> None:
     fp32 = shrink(layout(dp=2))
     assert may_be_rounding(fp32, [result(3e-6, allowed=2e-6)])
     assert not may_be_rounding(fp32, [result(2.0**-9, allowed=2e-6)])
-    for precision in ({"parameters": "bf16"}, {"reduction": "bf16"}, {"matmul": "fp8"}):
+    codes = {"int8_block": 4}
+    for precision in ({"parameters": "bf16"}, {"reduction": "bf16"}, {"matmul": "fp8"}, codes):
         low = shrink(layout(dp=2, precision=precision))
         assert not may_be_rounding(low, [result(3e-6, allowed=2e-6)])
 
